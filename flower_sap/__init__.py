@@ -1,0 +1,50 @@
+"""Semi-asynchronous parallel federated learning for Flower."""
+
+from flower_sap.clients.mod import sap_mod
+from flower_sap.emulation import EmulatedGrid, Fleet, LocalGrid, VirtualClock
+from flower_sap.strategies import (
+    AllOf,
+    BalancedWork,
+    BoundedStaleness,
+    Buffered,
+    Deadline,
+    FirstOf,
+    FullyAsync,
+    FullySync,
+    Interval,
+    RunOptions,
+    RunResult,
+    SemiAsync,
+    Tiered,
+    fedasync,
+    fedbuff,
+    gsyn,
+    heter_train,
+    ssp,
+)
+
+__all__ = [
+    "AllOf",
+    "BalancedWork",
+    "BoundedStaleness",
+    "Buffered",
+    "Deadline",
+    "EmulatedGrid",
+    "FirstOf",
+    "Fleet",
+    "FullyAsync",
+    "FullySync",
+    "Interval",
+    "LocalGrid",
+    "RunOptions",
+    "RunResult",
+    "SemiAsync",
+    "Tiered",
+    "VirtualClock",
+    "fedasync",
+    "fedbuff",
+    "gsyn",
+    "heter_train",
+    "sap_mod",
+    "ssp",
+]

@@ -1,0 +1,1 @@
+"""The client side: the mod, and the tasks that emulated nodes train."""

@@ -1,0 +1,152 @@
+"""Who is compared: each strategy as its users would set it up.
+
+The synchronous baseline has every advantage that its users would give it: local epochs
+tuned for time to target (`benchmarks/README.md` has the figures), and a variant with a
+deadline. All strategies train the same client with the same optimizer.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from flwr.app import ConfigRecord
+from flwr.serverapp.strategy import FedAvg, Strategy
+
+from flower_sap.emulation import Fleet
+from flower_sap.strategies import (
+    Constant,
+    Deadline,
+    FirstOf,
+    FullySync,
+    ModelMixing,
+    RoundView,
+    RunOptions,
+    SemiAsync,
+    SyncPolicy,
+    fedasync,
+    fedbuff,
+    heter_train,
+)
+from flower_sap.strategies.sync import AT_ONCE, WAIT
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a contender may know of the job when it is set up.
+
+    Attributes
+    ----------
+    num_nodes : int
+        Nodes that take part.
+    local_epochs : int
+        Tuned for the synchronous baseline.
+    round_seconds : tuple of float
+        Time of one synchronous round for each node, by its profile (s).
+    """
+
+    num_nodes: int
+    local_epochs: int
+    round_seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One row of the comparison.
+
+    Attributes
+    ----------
+    name : str
+        As in the table.
+    build : callable
+        Returns the strategy for a setting.
+    local_epochs : callable
+        Returns the epochs that the train config asks for.
+    """
+
+    name: str
+    build: Callable[[Setting, RunOptions], Strategy]
+    local_epochs: Callable[[Setting], int] = lambda setting: setting.local_epochs
+
+    def train_config(self, setting: Setting, batch_size: int) -> ConfigRecord:
+        """Return the config of its train messages."""
+        return ConfigRecord(
+            {"local-epochs": self.local_epochs(setting), "batch-size": batch_size}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AfterReplies(SyncPolicy):
+    """Close a round after `m` replies; nodes that answered wait for the next.
+
+    FedSaSync's rule (arXiv:2606.24230), which Flower's users may know from its pull
+    request.
+    """
+
+    m: int
+
+    def merge_at(self, view: RoundView) -> float:
+        """Return at once when `m` replies wait."""
+        return AT_ONCE if view.num_buffered >= self.m else WAIT
+
+    def may_start(self, view: RoundView) -> bool:
+        """Start nodes at a round's beginning only."""
+        return view.num_buffered == 0
+
+
+def _inner() -> FedAvg:
+    # Central evaluation only: it costs no virtual time, whoever is compared.
+    return FedAvg(fraction_evaluate=0.0)
+
+
+def _deadline(setting: Setting) -> float:
+    """Return a deadline that three quarters of the fleet meet."""
+    return sorted(setting.round_seconds)[int(0.75 * setting.num_nodes)] * 1.02
+
+
+def contenders() -> tuple[Contender, ...]:
+    """Return all rows, the synchronous baseline first."""
+    return (
+        Contender("FedAvg", lambda _, __: _inner()),
+        Contender(
+            "FedAvg+deadline",
+            lambda setting, options: SemiAsync(
+                _inner(),
+                sync=FirstOf(
+                    FullySync(), Deadline(_deadline(setting), drop_late=True)
+                ),
+                staleness=Constant(),
+                options=options,
+            ),
+        ),
+        Contender(
+            "FedAsync", lambda _, options: fedasync(_inner(), options=options)
+        ),
+        Contender(
+            "FedBuff",
+            lambda _, options: fedbuff(
+                _inner(), k=5, local_steps=12, options=options
+            ),
+        ),
+        Contender(
+            "M-replies",
+            lambda setting, options: SemiAsync(
+                _inner(),
+                sync=AfterReplies(max(1, setting.num_nodes // 2)),
+                staleness=Constant(),
+                merge=ModelMixing(1.0),
+                options=options,
+            ),
+        ),
+        Contender("SAP", lambda _, options: heter_train(_inner(), options=options)),
+    )
+
+
+def round_seconds(
+    fleet: Fleet, num_samples: list[int], nbytes: int
+) -> tuple[float, ...]:
+    """Return each node's time for one synchronous round (s)."""
+    return tuple(
+        node.link.down_seconds(nbytes)
+        + samples / node.device.samples_per_second
+        + node.link.up_seconds(nbytes)
+        for node, samples in zip(fleet.nodes, num_samples, strict=True)
+    )

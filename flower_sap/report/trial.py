@@ -1,0 +1,306 @@
+"""One strategy, one fleet, one seed: train in virtual time and write down what happened.
+
+A trial is a pure function of its description. It writes `events.jsonl` and
+`trial.json` to its folder; the comparison reads only those, so trials can run in any
+process.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp.strategy import Strategy
+
+from flower_sap.clients.app import client_app
+from flower_sap.clients.task import Task, evaluate, initial_arrays
+from flower_sap.data import FederatedData
+from flower_sap.emulation import EmulatedGrid, Fleet, LocalGrid
+from flower_sap.events import (
+    Arrived,
+    Dispatched,
+    Dropped,
+    Evaluated,
+    Event,
+    Expired,
+    Failed,
+    JsonLines,
+    Merged,
+    Rejected,
+    RunEnded,
+    RunStarted,
+)
+from flower_sap.report.contenders import Contender, Setting, round_seconds
+from flower_sap.strategies import RunOptions, RunResult, SemiAsync
+
+_POINTS = 200  # evaluations over the baseline's time, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is trained, where, and for how long.
+
+    Attributes
+    ----------
+    task, data, fleet : Task, FederatedData, Fleet
+        The model, the examples and the nodes.
+    seed : int
+        Of the first model, the partition, the fleet and every draw.
+    local_epochs, num_rounds : int
+        Of the synchronous baseline.
+    """
+
+    task: Task
+    data: FederatedData
+    fleet: Fleet
+    seed: int
+    local_epochs: int
+    num_rounds: int
+
+    @property
+    def num_samples(self) -> list[int]:
+        """Return the samples that each node processes in a synchronous round."""
+        return [len(part) * self.local_epochs for part in self.data.train]
+
+    @property
+    def budget(self) -> int:
+        """Return the samples of the whole synchronous run; everybody's budget."""
+        return self.num_rounds * sum(self.num_samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The global model at one time: its metric, and that of each speed tier."""
+
+    time: float
+    version: int
+    metric: float
+    tiers: tuple[float, ...]
+
+
+@dataclass(slots=True)
+class TrialResult:
+    """What one trial came to.
+
+    Attributes
+    ----------
+    name, seed : str, int
+        Which trial.
+    points : list of Point
+        Metric over virtual time.
+    num_merges, num_updates : int
+        New versions, and updates in them.
+    mean_staleness, max_staleness : float, int
+        Over the merged updates (versions).
+    bytes_down, bytes_up : int
+        On all links.
+    idle : float
+        Share of device time not spent computing.
+    utilization : float
+        Samples processed over what the fleet could have in the same time.
+    num_lost : int
+        Messages that ended otherwise than merged.
+    end_time : float
+        Virtual time at the end (s).
+    """
+
+    name: str
+    seed: int
+    points: list[Point]
+    num_merges: int
+    num_updates: int
+    mean_staleness: float
+    max_staleness: int
+    bytes_down: int
+    bytes_up: int
+    idle: float
+    utilization: float
+    num_lost: int
+    end_time: float
+
+    def save(self, path: Path) -> None:
+        """Write the result as JSON."""
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> "TrialResult":
+        """Read what `save` wrote."""
+        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        fields["points"] = [
+            Point(p["time"], p["version"], p["metric"], tuple(p["tiers"]))
+            for p in fields["points"]
+        ]
+        return cls(**fields)
+
+
+def run_trial(
+    job: Job,
+    contender: Contender,
+    folder: Path,
+    *,
+    workers: int = 0,
+    progress: Callable[[float], None] = lambda share: None,
+) -> TrialResult:
+    """Train once and return (and write to `folder`) what it came to.
+
+    Parameters
+    ----------
+    job : Job
+        What to train.
+    contender : Contender
+        With which strategy.
+    folder : Path
+        For `events.jsonl` and `trial.json`; made if missing.
+    workers : int
+        Processes that train the clients; 0: this one. The result is the same.
+    progress : callable
+        Told the share of the budget that is used up.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    app = client_app(job.task, job.data, seed=job.seed)
+    local = LocalGrid(app, len(job.fleet), workers=workers, seed=job.seed)
+    grid = EmulatedGrid(local, job.fleet, seed=job.seed)
+    try:
+        watch = _Watch(job, grid, progress)
+        initial = initial_arrays(job.task, job.seed)
+        setting = _setting(job, initial)
+        strategy = contender.build(
+            setting, RunOptions(job.seed, folder / "events.jsonl", (watch.note,), False)
+        )
+        config = contender.train_config(setting, job.task.batch_size)
+        _start(strategy, job, grid, initial, config, watch, folder)
+    finally:
+        local.close()
+    result = watch.result(contender.name)
+    result.save(folder / "trial.json")
+    return result
+
+
+def _setting(job: Job, initial: ArrayRecord) -> Setting:
+    nbytes = sum(len(array.data) for array in initial.values())
+    seconds = round_seconds(job.fleet, job.num_samples, nbytes)
+    return Setting(len(job.fleet), job.local_epochs, seconds)
+
+
+def _start(
+    strategy: Strategy,
+    job: Job,
+    grid: EmulatedGrid,
+    initial: ArrayRecord,
+    config: ConfigRecord,
+    watch: "_Watch",
+    folder: Path,
+) -> None:
+    if isinstance(strategy, SemiAsync):
+        strategy.start(
+            grid,
+            initial,
+            num_rounds=10**9,
+            timeout=1e9,
+            train_config=config,
+            evaluate_fn=watch.evaluate,
+            should_stop=watch.should_stop,
+        )
+        return
+    # Flower's own strategies write no events; what the grid and the evaluation see
+    # stands for them.
+    log = JsonLines(folder / "events.jsonl")
+    log(RunStarted(0.0, type(strategy).__name__, job.num_rounds, watch.model_nbytes))
+    watch.log = log
+    strategy.start(
+        grid,
+        initial,
+        num_rounds=job.num_rounds,
+        timeout=1e9,
+        train_config=config,
+        evaluate_fn=watch.evaluate,
+    )
+    log(RunEnded(grid.clock.now(), job.num_rounds, "finished"))
+
+
+class _Watch:
+    """Evaluates the global model now and then, and counts."""
+
+    def __init__(
+        self, job: Job, grid: EmulatedGrid, progress: Callable[[float], None]
+    ) -> None:
+        self._job = job
+        self._grid = grid
+        self._progress = progress
+        self._tiers = job.fleet.tiers()
+        self.points: list[Point] = []
+        self.log: Callable[[Event], None] | None = None
+        self.model_nbytes = 0
+        self._staleness: list[int] = []
+        self._versions = 0
+        self._lost = 0
+        slowest = max(round_seconds(job.fleet, job.num_samples, 0))
+        self._resolution = slowest * job.num_rounds / _POINTS / 12
+        self._last: tuple[int, ArrayRecord] | None = None
+
+    def note(self, event: Event) -> None:
+        match event:
+            case Merged(version=version, staleness=staleness):
+                self._staleness.append(staleness)
+                self._versions = version
+            case Failed() | Rejected() | Expired() | Dropped():
+                self._lost += 1
+            case Arrived() | Dispatched() | _:
+                pass
+
+    def evaluate(self, round_: int, arrays: ArrayRecord) -> MetricRecord | None:
+        """Evaluate if enough virtual time has passed since the last time."""
+        now = self._grid.clock.now()
+        self._last = (round_, arrays)
+        if self.points and now < self.points[-1].time + self._resolution:
+            return None
+        return self._measure(round_, arrays)
+
+    def _measure(self, round_: int, arrays: ArrayRecord) -> MetricRecord:
+        job, now = self._job, self._grid.clock.now()
+        score = evaluate(job.task, arrays, job.data.test)
+        point = Point(
+            now,
+            self._versions or round_,
+            job.data.evaluation.of(score),
+            tuple(job.data.evaluation.of(score, nodes=t) for t in self._tiers),
+        )
+        self.points.append(point)
+        self._progress(min(1.0, self._grid.samples / job.budget))
+        if self.log is not None:
+            metrics = {job.task.metric: point.metric}
+            self.log(Evaluated(now, point.version, round_, "server", metrics))
+        return MetricRecord({job.task.metric: point.metric})
+
+    def should_stop(self, round_: int, result: RunResult) -> bool:
+        """End a run that has used its samples."""
+        return self._grid.samples >= self._job.budget
+
+    def result(self, name: str) -> TrialResult:
+        """Return what came of the run, with a last evaluation."""
+        if self._last is not None and self._grid.clock.now() > self.points[-1].time:
+            self._measure(*self._last)
+        grid, end = self._grid, self._grid.clock.now()
+        busy = np.array(list(grid.busy_seconds.values()))
+        speeds = self._job.fleet.speeds
+        staleness = np.array(self._staleness or [0])
+        is_ours = bool(self._staleness)
+        return TrialResult(
+            name=name,
+            seed=self._job.seed,
+            points=self.points,
+            num_merges=self._versions if is_ours else self._job.num_rounds,
+            num_updates=len(self._staleness) if is_ours
+            else self._job.num_rounds * len(speeds),
+            mean_staleness=float(staleness.mean()),
+            max_staleness=int(staleness.max()),
+            bytes_down=grid.bytes_down,
+            bytes_up=grid.bytes_up,
+            idle=float(1 - np.minimum(busy, end).sum() / (end * len(busy))),
+            utilization=float(grid.samples / (speeds.sum() * end)),
+            num_lost=self._lost,
+            end_time=end,
+        )

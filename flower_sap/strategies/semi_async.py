@@ -1,0 +1,341 @@
+"""`SemiAsync`: a Flower strategy that makes any other one semi-asynchronous.
+
+In a ServerApp, one line changes::
+
+    strategy = SemiAsync(FedAvg())      # was: strategy = FedAvg()
+    result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=40)
+
+`SemiAsync` takes over *who trains when*; the inner strategy decorates messages,
+aggregates and evaluates as before.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from logging import INFO
+from pathlib import Path
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Strategy
+
+from flower_sap import events as ev
+from flower_sap._flower import ensure_task_identity
+from flower_sap.clock import Clock, WallClock
+from flower_sap.payload.dense import Manifest
+from flower_sap.progress import ProgressLine
+from flower_sap.strategies.engine import Engine, Limits, Parts
+from flower_sap.strategies.evaluation import Finished
+from flower_sap.strategies.inner import InnerStrategy, check_wrappable
+from flower_sap.strategies.merging import Discounted, MergeRule
+from flower_sap.strategies.release import Latest, ReleaseRule
+from flower_sap.strategies.result import HistoryPoint, RunResult, copy_record, numbers
+from flower_sap.strategies.staleness import (
+    ContributionWeight,
+    Equal,
+    Polynomial,
+    StalenessWeight,
+)
+from flower_sap.strategies.state import ServerState
+from flower_sap.strategies.sync import Buffered, SyncPolicy
+from flower_sap.strategies.work import FixedWork, WorkRule
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+StopFn = Callable[[int, RunResult], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a run is carried out and recorded.
+
+    Parameters
+    ----------
+    seed : int
+        Of the engine's own draws (which idle nodes start, when not all may), >= 0.
+    events : path or None
+        Where to write the event log; None writes none.
+    observers : tuple of callables
+        Told of each event.
+    progress : bool
+        Show a live line when standard error is a terminal.
+    clock : Clock, optional
+        Default: the grid's own clock where it has one (emulation), else the wall.
+    """
+
+    seed: int = 0
+    events: Path | str | None = "events.jsonl"
+    observers: tuple[ev.Observer, ...] = ()
+    progress: bool = True
+    clock: Clock | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a negative seed."""
+        if not self.seed >= 0:
+            raise ValueError(f"seed must be >= 0, got {self.seed}")
+
+
+class SemiAsync(Strategy):
+    """Semi-asynchronous rounds around a Flower strategy.
+
+    Parameters
+    ----------
+    inner : Strategy, optional
+        The strategy that decorates, aggregates and evaluates. Default: `FedAvg()`.
+    sync : SyncPolicy
+        When to merge and when to synchronize.
+    staleness : callable
+        Weight of an update by its staleness (versions); s(0) = 1.
+    contribution : callable
+        Weight of an update by its sender and its work.
+    merge : MergeRule
+        How weighted deltas move the model.
+    work : WorkRule
+        How many local steps to ask of a node.
+    release : ReleaseRule
+        Which model is evaluated and returned.
+    concurrency : int, optional
+        Most nodes training at once, >= 1. Default: all that are connected.
+    options : RunOptions, optional
+        What does not change the algorithm: seed, event log, observers, clock.
+    """
+
+    def __init__(  # noqa: PLR0913  one argument per part, each with a default
+        self,
+        inner: Strategy | None = None,
+        *,
+        sync: SyncPolicy | None = None,
+        staleness: StalenessWeight | None = None,
+        contribution: ContributionWeight | None = None,
+        merge: MergeRule | None = None,
+        work: WorkRule | None = None,
+        release: ReleaseRule | None = None,
+        concurrency: int | None = None,
+        options: RunOptions | None = None,
+    ) -> None:
+        self.inner = FedAvg() if inner is None else inner
+        check_wrappable(self.inner)
+        if concurrency is not None and not concurrency >= 1:
+            raise ValueError(f"concurrency must be >= 1 node, got {concurrency}")
+        self.options = options or RunOptions()
+        self.parts = Parts(
+            sync=sync or Buffered(10),
+            staleness=staleness or Polynomial(0.5),
+            contribution=contribution or Equal(),
+            merge=merge or Discounted(),
+            work=work or FixedWork(),
+            release=release or Latest(),
+            concurrency=concurrency,
+            seed=self.options.seed,
+        )
+    def __repr__(self) -> str:
+        """Return the expression that builds this strategy."""
+        parts = self.parts
+        return (
+            f"SemiAsync({type(self.inner).__name__}(), sync={parts.sync!r}, "
+            f"staleness={parts.staleness!r}, contribution={parts.contribution!r}, "
+            f"merge={parts.merge!r}, work={parts.work!r}, "
+            f"release={parts.release!r}, "
+            f"concurrency={parts.concurrency}, seed={parts.seed})"
+        )
+
+    def summary(self) -> None:
+        """Log the parts of this strategy, then those of the inner one."""
+        parts = self.parts
+        log(INFO, "\t├──> SemiAsync:")
+        log(INFO, "\t│\t├── Sync: %r", parts.sync)
+        log(INFO, "\t│\t├── Staleness: %r", parts.staleness)
+        log(INFO, "\t│\t├── Contribution: %r", parts.contribution)
+        log(INFO, "\t│\t├── Merge: %r", parts.merge)
+        log(INFO, "\t│\t├── Work: %r", parts.work)
+        log(INFO, "\t│\t├── Release: %r", parts.release)
+        log(INFO, "\t│\t└── Concurrency: %s", parts.concurrency or "all nodes")
+        self.inner.summary()
+
+    def start(  # noqa: PLR0913  Flower's signature
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+        should_stop: StopFn | None = None,
+    ) -> RunResult:
+        """Train for `num_rounds` rounds; see Flower's `Strategy.start`.
+
+        Parameters
+        ----------
+        grid : Grid
+            The nodes.
+        initial_arrays : ArrayRecord
+            The first model.
+        num_rounds : int
+            Intervals where the sync policy has them, else merges; >= 1.
+        timeout : float
+            Longest wait (s) for one reply, for nodes at the start, and for the next
+            merge.
+        train_config, evaluate_config : ConfigRecord, optional
+            Sent with each train and evaluate message.
+        evaluate_fn : callable, optional
+            Central evaluation, before the first round and after each.
+        should_stop : callable, optional
+            Called after each round with (round, result so far); True ends the run.
+
+        Returns
+        -------
+        RunResult
+            Flower's `Result` with the run's history.
+
+        Raises
+        ------
+        PayloadError
+            If `initial_arrays` is empty or not made of numpy arrays.
+        NoNodesError, AllClientsFailedError, StalledError, InnerStrategyError
+            If the run cannot start or go on.
+        """
+        if not num_rounds >= 1:
+            raise ValueError(f"num_rounds must be >= 1, got {num_rounds}")
+        if not timeout > 0:
+            raise ValueError(f"timeout must be > 0 s, got {timeout}")
+        ensure_task_identity()
+        clock = self.options.clock or getattr(grid, "clock", None) or WallClock()
+        manifest = Manifest.of(initial_arrays)
+        report = _Report(
+            clock, self._open_observers(num_rounds), evaluate_fn, should_stop
+        )
+        log(INFO, "Starting SemiAsync strategy:")
+        self.summary()
+        report.begin(repr(self), num_rounds, manifest, initial_arrays)
+        engine = Engine(
+            self.parts,
+            Limits(num_rounds, timeout, report.should_stop),
+            InnerStrategy(self.inner, manifest),
+            grid=grid,
+            clock=clock,
+            initial_arrays=initial_arrays,
+            manifest=manifest,
+            configs=(
+                train_config or ConfigRecord(),
+                evaluate_config or ConfigRecord(),
+            ),
+            tell=report.tell,
+            report=report,
+        )
+        return report.close_over(engine)
+
+    def _open_observers(self, num_rounds: int) -> list[ev.Observer]:
+        observers = list(self.options.observers)
+        if self.options.events is not None:
+            observers.append(ev.JsonLines(Path(self.options.events)))
+        if self.options.progress:
+            observers.append(ProgressLine(num_rounds))
+        return observers
+
+    # The rest of Flower's interface, for whoever calls it directly.
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask the inner strategy."""
+        return self.inner.configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Ask the inner strategy."""
+        return self.inner.aggregate_train(server_round, replies)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask the inner strategy."""
+        return self.inner.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Ask the inner strategy."""
+        return self.inner.aggregate_evaluate(server_round, replies)
+
+
+class _Report:
+    """Keeps the result of a run and tells the observers."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        observers: list[ev.Observer],
+        evaluate_fn: EvaluateFn | None,
+        should_stop: StopFn | None,
+    ) -> None:
+        self._clock = clock
+        self._observers = observers
+        self._evaluate_fn = evaluate_fn
+        self._should_stop = should_stop
+        self._version = 0
+        self.result = RunResult()
+
+    def tell(self, event: ev.Event) -> None:
+        for observer in self._observers:
+            observer(event)
+
+    def begin(
+        self, strategy: str, num_rounds: int, manifest: Manifest, arrays: ArrayRecord
+    ) -> None:
+        now = self._clock.now()
+        self.tell(ev.RunStarted(now, strategy, num_rounds, manifest.nbytes))
+        self.result.arrays = arrays
+        self._evaluate(0, ServerState([]), arrays)
+
+    def end_round(
+        self, state: ServerState, arrays: ArrayRecord, metrics: MetricRecord | None
+    ) -> None:
+        self._version = state.version
+        self.result.arrays = arrays
+        if metrics is not None:
+            self.result.train_metrics_clientapp[state.round] = metrics
+        self._evaluate(state.round, state, arrays)
+
+    def _evaluate(self, round_: int, state: ServerState, arrays: ArrayRecord) -> None:
+        metrics = None
+        if self._evaluate_fn is not None:
+            metrics = self._evaluate_fn(round_, copy_record(arrays))
+        if metrics is not None:
+            self.result.evaluate_metrics_serverapp[round_] = metrics
+            self.tell(ev.Evaluated(self._clock.now(), state.version, round_, "server",
+                                   numbers(metrics)))
+        self.result.history.append(
+            HistoryPoint(
+                self._clock.now(),
+                round_,
+                state.version,
+                state.num_merged,
+                state.bytes_down,
+                state.bytes_up,
+                numbers(metrics),
+            )
+        )
+
+    def end_evaluation(self, finished: Finished, metrics: MetricRecord | None) -> None:
+        if metrics is None:
+            return
+        self.result.evaluate_metrics_clientapp[finished.round] = metrics
+        self.tell(ev.Evaluated(self._clock.now(), finished.version, finished.round,
+                               "clients", numbers(metrics)))
+
+    def should_stop(self, round_: int) -> bool:
+        return self._should_stop is not None and self._should_stop(round_, self.result)
+
+    def close_over(self, engine: Engine) -> RunResult:
+        """Run the engine; whatever happens, the log ends with a reason."""
+        reason = "interrupted"
+        try:
+            self.result.arrays = engine.run()
+            reason = "finished"
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            self.tell(ev.RunEnded(self._clock.now(), self._version, reason))
+        return self.result

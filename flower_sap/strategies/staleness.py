@@ -1,0 +1,222 @@
+r"""How much an update counts: by its age, and by who sent it.
+
+A *staleness weight* :math:`s(\tau)` is any function from an update's staleness
+(versions between the model it was trained from and the one it joins) to a factor for
+its delta, with :math:`s(0) = 1`. A *contribution weight* :math:`c` is a function of
+the facts about an update and its sender; it corrects for work and for participation.
+The delta is multiplied by :math:`s(\tau)\,c`.
+
+Sources: Polynomial, Hinge, Constant: FedAsync (Xie et al., arXiv:1903.03934, section
+5.2); the square root: FedBuff (Nguyen et al., arXiv:2106.06639). Progress and
+Participation: ours, after the aims of FedNova (arXiv:2007.07481) and FAVANO
+(arXiv:2305.16099).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+StalenessWeight: TypeAlias = Callable[[int], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    r"""Age does not matter: :math:`s(\tau) = 1`.
+
+    Examples
+    --------
+    >>> Constant()(7)
+    1.0
+    """
+
+    def __call__(self, staleness: int) -> float:
+        """Return the weight of an update `staleness` versions old."""
+        return 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Polynomial:
+    r"""Decay from the first version on: :math:`s(\tau) = (1 + \tau)^{-a}`.
+
+    Parameters
+    ----------
+    exponent : float
+        :math:`a \ge 0`; 0 is `Constant`, 0.5 is FedBuff's, 1 is harmonic.
+
+    Examples
+    --------
+    >>> weight = Polynomial(0.5)
+    >>> [round(weight(staleness), 3) for staleness in (0, 1, 3, 8)]
+    [1.0, 0.707, 0.5, 0.333]
+    """
+
+    exponent: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Refuse a negative exponent, which would reward staleness."""
+        if not 0 <= self.exponent < math.inf:  # also refuses NaN
+            raise ValueError(f"exponent must be >= 0, got {self.exponent}")
+
+    def __call__(self, staleness: int) -> float:
+        """Return the weight of an update `staleness` versions old."""
+        return float((1 + staleness) ** -self.exponent)
+
+
+@dataclass(frozen=True, slots=True)
+class Hinge:
+    r"""Full weight up to `free`, then :math:`s(\tau) = 1 / (a(\tau - b) + 1)`.
+
+    Parameters
+    ----------
+    slope : float
+        :math:`a \ge 0`, per version.
+    free : int
+        :math:`b \ge 0`, the last staleness that costs nothing (versions).
+
+    Examples
+    --------
+    >>> [round(Hinge(10, 4)(staleness), 4) for staleness in (4, 5, 8)]
+    [1.0, 0.0909, 0.0244]
+    """
+
+    slope: float = 10.0
+    free: int = 4
+
+    def __post_init__(self) -> None:
+        """Refuse negative parameters."""
+        if not 0 <= self.slope < math.inf:
+            raise ValueError(f"slope must be >= 0 per version, got {self.slope}")
+        if not self.free >= 0:
+            raise ValueError(f"free must be >= 0 versions, got {self.free}")
+
+    def __call__(self, staleness: int) -> float:
+        """Return the weight of an update `staleness` versions old."""
+        return 1.0 / (self.slope * max(0, staleness - self.free) + 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential:
+    r"""A constant factor a version: :math:`s(\tau) = \gamma^\tau`.
+
+    Parameters
+    ----------
+    decay : float
+        :math:`\gamma \in (0, 1]`.
+
+    Examples
+    --------
+    >>> Exponential(0.5)(3)
+    0.125
+    """
+
+    decay: float = 0.9
+
+    def __post_init__(self) -> None:
+        """Refuse a decay that grows or kills."""
+        if not 0 < self.decay <= 1:
+            raise ValueError(f"decay must be in (0, 1], got {self.decay}")
+
+    def __call__(self, staleness: int) -> float:
+        """Return the weight of an update `staleness` versions old."""
+        # Far beyond any real staleness the power underflows; a weight stays > 0.
+        return max(float(self.decay**staleness), math.ulp(0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """The facts about an update that a contribution weight may use.
+
+    Attributes
+    ----------
+    staleness : int
+        Versions between its base and the current model.
+    num_examples : float
+        Local examples behind it.
+    num_steps : float or None
+        Local steps it took, where the client or the work rule tells.
+    mean_steps : float
+        Mean of `num_steps` over the updates so far; 1 when unknown.
+    node_updates : int
+        Updates taken from this node so far, this one included.
+    mean_updates : float
+        The same, averaged over the nodes of the run.
+    """
+
+    staleness: int
+    num_examples: float
+    num_steps: float | None
+    mean_steps: float
+    node_updates: int
+    mean_updates: float
+
+
+ContributionWeight: TypeAlias = Callable[[Contribution], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Equal:
+    """Every update counts by its examples and its age alone: c = 1."""
+
+    def __call__(self, contribution: Contribution) -> float:
+        """Return 1."""
+        return 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    r"""Count the work done: :math:`c = (e_i / \bar e)^p`.
+
+    :math:`e_i` are the local steps of the update and :math:`\bar e` their mean over
+    the run; an update whose steps are unknown counts 1.
+
+    Parameters
+    ----------
+    power : float
+        :math:`p \ge 0`; 0 is `Equal`, 1 is proportional.
+    """
+
+    power: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse a negative power, which would reward idleness."""
+        if not 0 <= self.power < math.inf:
+            raise ValueError(f"power must be >= 0, got {self.power}")
+
+    def __call__(self, contribution: Contribution) -> float:
+        """Return the weight of the update."""
+        if contribution.num_steps is None:
+            return 1.0
+        return float((contribution.num_steps / contribution.mean_steps) ** self.power)
+
+
+@dataclass(frozen=True, slots=True)
+class Participation:
+    r"""Raise nodes that are heard rarely: :math:`c = (\bar u / u_i)^p`, bounded.
+
+    :math:`u_i` are the updates taken from the node so far and :math:`\bar u` their
+    mean over all nodes. With p = 1 each node's total influence is the same whatever
+    its speed, so classes that live on slow vehicles are not lost.
+
+    Parameters
+    ----------
+    power : float
+        :math:`p \ge 0`; 0 is `Equal`, 1 removes the bias towards fast nodes.
+    limit : float
+        Largest weight, >= 1; the smallest is its inverse.
+    """
+
+    power: float = 0.5
+    limit: float = 4.0
+
+    def __post_init__(self) -> None:
+        """Refuse a power below 0 and a limit below 1."""
+        if not 0 <= self.power < math.inf:
+            raise ValueError(f"power must be >= 0, got {self.power}")
+        if not 1 <= self.limit < math.inf:
+            raise ValueError(f"limit must be >= 1, got {self.limit}")
+
+    def __call__(self, contribution: Contribution) -> float:
+        """Return the weight of the update."""
+        rarity = contribution.mean_updates / max(1, contribution.node_updates)
+        return min(self.limit, max(1 / self.limit, rarity**self.power))

@@ -1,0 +1,424 @@
+"""When to merge, when to synchronize, and whether an idle node may start.
+
+A sync policy answers with a *time*: "when should the buffer be merged if nothing more
+comes?" ``-inf`` is at once, ``inf`` is "wait for more". So *or* is `min`
+(`FirstOf`), *and* is `max` (`AllOf`), the engine knows how long it may sleep, and
+virtual time jumps exactly there. Policies are pure functions of a `RoundView`.
+
+Sources: FullyAsync: FedAsync, arXiv:1903.03934. Buffered: FedBuff, arXiv:2106.06639.
+Interval: the two properties that the abstract of Heter-Train (DOI
+10.1109/TITS.2023.3286400) states; the rule itself is ours. BoundedStaleness: SSP (Ho
+et al. 2013). Tiered: Gsyn (INFOCOM 2024) and FedAT (arXiv:2010.05958).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+AT_ONCE = -math.inf
+WAIT = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class RoundView:
+    """What a policy may know when it decides.
+
+    Counts are of the nodes of one `group` (all nodes, unless the policy groups them).
+    Messages that are still out after a synchronization are *late* and not counted.
+
+    Attributes
+    ----------
+    now, opened_at, synced_at : float
+        Now, the last merge, the last synchronization (s on the run's clock).
+    version, oldest_base_version : int
+        The current version, and the oldest one that a message in flight carries.
+    merges_since_sync : int
+        Merges since the last synchronization.
+    num_buffered, num_in_flight : int
+        Updates waiting, and messages out.
+    """
+
+    now: float
+    opened_at: float
+    synced_at: float
+    version: int
+    oldest_base_version: int
+    merges_since_sync: int
+    num_buffered: int
+    num_in_flight: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether nothing is buffered and nothing in flight."""
+        return self.num_buffered == 0 and self.num_in_flight == 0
+
+
+class SyncPolicy(Protocol):
+    """The questions that the engine asks; the answers here are the defaults."""
+
+    def merge_at(self, view: RoundView) -> float:
+        """Return when to merge if nothing more arrives (s)."""
+        ...
+
+    def may_start(self, view: RoundView) -> bool:
+        """Return whether an idle node may start now."""
+        return True
+
+    def synchronizes(self, view: RoundView) -> bool:
+        """Return whether a merge now continues everybody from one version."""
+        return False
+
+    def ends_round(self, view: RoundView) -> bool:
+        """Return whether a merge now completes one of Flower's rounds."""
+        return True
+
+    def work_until(self, view: RoundView) -> float:
+        """Return when an update started now should be back (s); inf: any time."""
+        return math.inf
+
+    def drops_late(self) -> bool:
+        """Return whether an update that missed its synchronization is left out."""
+        return False
+
+    def num_groups(self) -> int:
+        """Return how many speed groups have a buffer of their own."""
+        return 1
+
+    def starts_together(self) -> bool:
+        """Return whether a round's nodes start at once, so evaluation goes first."""
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class FullySync(SyncPolicy):
+    """Merge when all dispatched nodes have answered: the inner strategy unwrapped."""
+
+    def merge_at(self, view: RoundView) -> float:
+        """Return at once when nobody is out."""
+        return AT_ONCE if view.num_in_flight == 0 else WAIT
+
+    def may_start(self, view: RoundView) -> bool:
+        """Start a round's nodes together."""
+        return view.is_empty
+
+    def synchronizes(self, view: RoundView) -> bool:
+        """Every merge is a synchronization."""
+        return True
+
+    def starts_together(self) -> bool:
+        """Nobody may miss the start."""
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Buffered(SyncPolicy):
+    """Merge every `k` updates (FedBuff).
+
+    Parameters
+    ----------
+    k : int
+        Updates a merge waits for, >= 1.
+    """
+
+    k: int = 10
+
+    def __post_init__(self) -> None:
+        """Refuse an empty buffer."""
+        if not self.k >= 1:
+            raise ValueError(f"k must be >= 1 update, got {self.k}")
+
+    def merge_at(self, view: RoundView) -> float:
+        """Return at once when `k` updates wait."""
+        return AT_ONCE if view.num_buffered >= self.k else WAIT
+
+
+@dataclass(frozen=True, slots=True)
+class FullyAsync(SyncPolicy):
+    """Merge every update as it arrives (FedAsync)."""
+
+    def merge_at(self, view: RoundView) -> float:
+        """Return at once when an update waits."""
+        return AT_ONCE if view.num_buffered >= 1 else WAIT
+
+
+@dataclass(frozen=True, slots=True)
+class Interval(SyncPolicy):
+    r"""Merge as updates arrive; bring everybody to one version every interval (SAP).
+
+    Within an interval the buffer is merged every `buffer` updates. An interval ends
+    after `merges` merges or `seconds` seconds: dispatching stops, those still out are
+    awaited for at most `grace` seconds, what came is merged, and all continue from
+    that version. Nobody late, :math:`\tau \le` ``merges`` - 1 at every merge.
+
+    Parameters
+    ----------
+    merges : int or None
+        H >= 1, the synchronizing merge included. None: the time alone decides.
+    seconds : float or None
+        T > 0 (s). None: the number of merges alone decides.
+    buffer : int or None
+        K >= 1 updates a merge within the interval. None: merge only at its end.
+    grace : float
+        Longest wait for those still out (s), >= 0.
+    drop_late : bool
+        What to do with an update that comes after its grace: leave it out, or
+        (default) rebase it on the current version and discount it by its staleness.
+    """
+
+    merges: int | None = None
+    seconds: float | None = None
+    buffer: int | None = 10
+    grace: float = math.inf
+    drop_late: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        if self.merges is not None and not self.merges >= 1:
+            raise ValueError(f"merges must be >= 1, got {self.merges}")
+        if self.seconds is not None and not self.seconds > 0:
+            raise ValueError(f"seconds must be > 0 s, got {self.seconds}")
+        if self.buffer is not None and not self.buffer >= 1:
+            raise ValueError(f"buffer must be >= 1 update, got {self.buffer}")
+        if self.buffer is None and self.seconds is None and self.merges != 1:
+            raise ValueError(
+                "buffer=None merges only at an interval's end, so the interval needs "
+                f"seconds (or merges=1), got merges={self.merges}, seconds=None"
+            )
+        if not self.grace >= 0:
+            raise ValueError(f"grace must be >= 0 s, got {self.grace}")
+
+    def _drains_from(self, view: RoundView) -> float:
+        """Return since when (s) the interval only waits for those still out."""
+        from_merges = (
+            view.opened_at
+            if self.merges is not None and view.merges_since_sync >= self.merges - 1
+            else math.inf
+        )
+        return min(from_merges, view.synced_at + (self.seconds or math.inf))
+
+    def merge_at(self, view: RoundView) -> float:
+        """Return when the buffer is full, or when the interval may end."""
+        drains_from = self._drains_from(view)
+        if drains_from <= view.now:
+            if view.num_in_flight == 0:
+                return AT_ONCE
+            return drains_from + self.grace
+        if self.buffer is not None and view.num_buffered >= self.buffer:
+            return AT_ONCE
+        return WAIT if drains_from == math.inf else drains_from + self.grace
+
+    def may_start(self, view: RoundView) -> bool:
+        """Stop dispatching while the interval drains."""
+        return view.is_empty or self._drains_from(view) > view.now
+
+    def synchronizes(self, view: RoundView) -> bool:
+        """A merge while draining ends the interval."""
+        return self._drains_from(view) <= view.now
+
+    def ends_round(self, view: RoundView) -> bool:
+        """A round is an interval."""
+        return self.synchronizes(view)
+
+    def work_until(self, view: RoundView) -> float:
+        """Return the end of the interval."""
+        end = view.synced_at + (self.seconds or math.inf)
+        # After an interval in which nothing came, work is measured from now.
+        return end if end > view.now else view.now + (self.seconds or math.inf)
+
+    def drops_late(self) -> bool:
+        """Return what the late rule says."""
+        return self.drop_late
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedStaleness(SyncPolicy):
+    r"""Merge every `k` updates, but never let :math:`\tau` exceed `limit` (SSP).
+
+    While the slowest message in flight is `limit` versions behind, merging and
+    dispatching wait for it.
+
+    Parameters
+    ----------
+    limit : int
+        S >= 0 (versions).
+    k : int
+        Updates a merge waits for, >= 1.
+    """
+
+    limit: int
+    k: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        if not self.limit >= 0:
+            raise ValueError(f"limit must be >= 0 versions, got {self.limit}")
+        if not self.k >= 1:
+            raise ValueError(f"k must be >= 1 update, got {self.k}")
+
+    def _is_at_limit(self, view: RoundView) -> bool:
+        behind = view.version - view.oldest_base_version
+        return view.num_in_flight > 0 and behind >= self.limit
+
+    def merge_at(self, view: RoundView) -> float:
+        """Return at once when `k` wait and nobody would fall too far behind."""
+        if self.limit == 0:  # nobody restarts before the merge, so k may not be met
+            return AT_ONCE if view.num_in_flight == 0 else WAIT
+        if view.num_buffered < self.k or self._is_at_limit(view):
+            return WAIT
+        return AT_ONCE
+
+    def may_start(self, view: RoundView) -> bool:
+        """Hold the fast nodes while the slowest is at the limit."""
+        if self.limit == 0:
+            return view.is_empty
+        return not self._is_at_limit(view)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiered(SyncPolicy):
+    """Synchronize within groups of like speed, not across them (Gsyn, FedAT).
+
+    Nodes are sorted by their observed seconds per update into `num_tiers` groups of
+    equal size; until all are known, they are one group.
+
+    Parameters
+    ----------
+    num_tiers : int
+        Groups, >= 1.
+    """
+
+    num_tiers: int = 3
+
+    def __post_init__(self) -> None:
+        """Refuse no group."""
+        if not self.num_tiers >= 1:
+            raise ValueError(f"num_tiers must be >= 1, got {self.num_tiers}")
+
+    def merge_at(self, view: RoundView) -> float:
+        """Return at once when the whole group has answered."""
+        return AT_ONCE if view.num_in_flight == 0 else WAIT
+
+    def may_start(self, view: RoundView) -> bool:
+        """Start a group's nodes together."""
+        return view.is_empty
+
+    def num_groups(self) -> int:
+        """Return the number of tiers."""
+        return self.num_tiers
+
+    def starts_together(self) -> bool:
+        """Nobody may miss the start."""
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline(SyncPolicy):
+    """Merge whatever came `seconds` after the last merge; meant for `FirstOf`.
+
+    Parameters
+    ----------
+    seconds : float
+        Longest round (s), > 0.
+    drop_late : bool
+        Where the round is a synchronization: leave out what comes after it.
+    """
+
+    seconds: float
+    drop_late: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse no time at all."""
+        if not self.seconds > 0:
+            raise ValueError(f"seconds must be > 0 s, got {self.seconds}")
+
+    def merge_at(self, view: RoundView) -> float:
+        """Return the deadline."""
+        return view.opened_at + self.seconds
+
+    def drops_late(self) -> bool:
+        """Return what the late rule says."""
+        return self.drop_late
+
+
+class _Composition(SyncPolicy):
+    """Two or more policies at once; they must agree that a node may start."""
+
+    __slots__ = ("policies",)
+
+    def __init__(self, *policies: SyncPolicy) -> None:
+        if len(policies) < 2:
+            raise ValueError(
+                f"{type(self).__name__} needs >= 2 policies, got {len(policies)}"
+            )
+        if sum(policy.num_groups() > 1 for policy in policies) > 1:
+            raise ValueError("only one of the policies may group the nodes")
+        self.policies = policies
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(repr, self.policies))})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.policies == other.policies  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.policies))
+
+    def may_start(self, view: RoundView) -> bool:
+        """Return whether all allow it."""
+        return all(policy.may_start(view) for policy in self.policies)
+
+    def synchronizes(self, view: RoundView) -> bool:
+        """Return whether one of them synchronizes."""
+        return any(policy.synchronizes(view) for policy in self.policies)
+
+    def ends_round(self, view: RoundView) -> bool:
+        """Return whether all see a round's end."""
+        return all(policy.ends_round(view) for policy in self.policies)
+
+    def work_until(self, view: RoundView) -> float:
+        """Return the earliest end of work."""
+        return min(policy.work_until(view) for policy in self.policies)
+
+    def drops_late(self) -> bool:
+        """Return whether one of them drops late updates."""
+        return any(policy.drops_late() for policy in self.policies)
+
+    def num_groups(self) -> int:
+        """Return the groups of the policy that has them."""
+        return max(policy.num_groups() for policy in self.policies)
+
+    def starts_together(self) -> bool:
+        """Return whether one of them starts a round's nodes at once."""
+        return any(policy.starts_together() for policy in self.policies)
+
+
+class FirstOf(_Composition):
+    """Merge as soon as one of the policies would.
+
+    Examples
+    --------
+    >>> FirstOf(Buffered(10), Deadline(60.0))
+    FirstOf(Buffered(k=10), Deadline(seconds=60.0, drop_late=False))
+    """
+
+    __slots__ = ()
+
+    def merge_at(self, view: RoundView) -> float:
+        """Return the earliest time."""
+        return min(policy.merge_at(view) for policy in self.policies)
+
+
+class AllOf(_Composition):
+    """Merge only when each of the policies would.
+
+    Examples
+    --------
+    >>> AllOf(Buffered(2), Deadline(5.0))
+    AllOf(Buffered(k=2), Deadline(seconds=5.0, drop_late=False))
+    """
+
+    __slots__ = ()
+
+    def merge_at(self, view: RoundView) -> float:
+        """Return the latest time."""
+        return max(policy.merge_at(view) for policy in self.policies)
