@@ -46,7 +46,7 @@ class DataName(StrEnum):
 
 
 @app.command()
-def compare(  # noqa: PLR0913  one argument per option
+def compare(
     data: Annotated[
         DataName, typer.Option(help="What is learned: parking is embedded.")
     ] = DataName.parking,

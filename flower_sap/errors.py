@@ -61,13 +61,19 @@ class AllClientsFailedError(SapError):
         self.failures = failures
         self.reasons = dict(reasons)
         shown = "; ".join(
-            f"node {node}: {reason.strip().splitlines()[-1][:200] if reason else '?'}"
+            f"node {node}: {_last_line(reason)}"
             for node, reason in list(self.reasons.items())[:3]
         )
         super().__init__(
             f"all {len(self.reasons)} connected nodes failed {failures} times in a row "
             f"({shown}). Look at the ClientApp's log; the event log holds every reason."
         )
+
+
+def _last_line(reason: str) -> str:
+    """Return the end of a traceback, where its cause stands."""
+    lines = reason.strip().splitlines() or ["?"]
+    return lines[-1][:200]
 
 
 class InnerStrategyError(SapError):

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeAlias
 
+from flower_sap.checks import check_count
 from flower_sap.errors import EventLogError
 
 SCHEMA = 1
@@ -222,7 +223,9 @@ def from_json(line: str) -> Event:
     try:
         fields = json.loads(line)
         return _KINDS[fields.pop("event")](**fields)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        ValueError, KeyError, TypeError, AttributeError, RecursionError
+    ) as error:
         raise EventLogError(
             f"not an event of schema {SCHEMA}: {line[:120]!r} ({error})"
         ) from error
@@ -237,6 +240,7 @@ class JsonLines:
     """
 
     def __init__(self, path: Path, *, flush_every: int = 256) -> None:
+        check_count("flush_every", flush_every, least=1, unit="event")
         path.parent.mkdir(parents=True, exist_ok=True)
         _keep_earlier(path)
         self.path = path
@@ -274,7 +278,8 @@ def read_events(path: Path) -> Iterator[Event]:
     EventLogError
         If the file is not an event log of this schema.
     """
-    with path.open(encoding="utf-8") as lines:
+    # What is no text is no event either, and is refused as one.
+    with path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines):
             if not line.endswith("\n"):
                 return

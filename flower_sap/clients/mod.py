@@ -12,8 +12,9 @@ version and balances work without guessing. Strategies that do not know of the r
 Flower's own included, ignore it.
 """
 
-from flwr.app import ConfigRecord, Context, Message, MetricRecord
 from collections.abc import Callable
+
+from flwr.app import ConfigRecord, Context, Message, MetricRecord
 
 from flower_sap.clock import wall_seconds
 from flower_sap.records import config_of, records_of

@@ -58,6 +58,7 @@ class _NodeQueue:
     """The messages of one node that are not trained yet, oldest first."""
 
     free_at: float = 0.0
+    busy_seconds: float = 0.0
     flights: list[_Flight] = field(default_factory=list)
 
 
@@ -77,8 +78,6 @@ class EmulatedGrid(Grid):
     ----------
     clock : VirtualClock
         The run's clock; `SemiAsync` finds it here.
-    busy_seconds : dict
-        Node id to the time it has computed (s), for messages whose training is done.
     bytes_down, bytes_up : int
         Payload bytes on all links.
     samples : float
@@ -108,7 +107,6 @@ class EmulatedGrid(Grid):
         self._flights: dict[str, _Flight] = {}
         self._coming: list[tuple[float, int, str, Message]] = []
         self._arrived: dict[str, Message] = {}
-        self.busy_seconds = dict.fromkeys(node_ids, 0.0)
         self.bytes_down = 0
         self.bytes_up = 0
         self.samples = 0.0
@@ -166,6 +164,15 @@ class EmulatedGrid(Grid):
                 open_ids.discard(reply.metadata.reply_to_message_id)
                 replies.append(reply)
         return replies
+
+    def busy_seconds(self) -> list[float]:
+        """Return how long each node has computed by now (s), in partition order."""
+        now = self.clock.now()
+        return [
+            # What is timed already may lie ahead of now.
+            max(0.0, queue.busy_seconds - max(0.0, queue.free_at - now))
+            for queue in self._queues.values()
+        ]
 
     # --- time -------------------------------------------------------------------
 
@@ -240,7 +247,7 @@ class EmulatedGrid(Grid):
             nbytes = num_content_bytes(reply.content)
         starts_at = max(flight.ready_at, queue.free_at)
         queue.free_at = starts_at + computing
-        self.busy_seconds[flight.node_id] += computing
+        queue.busy_seconds += computing
         self.bytes_up += nbytes
         return queue.free_at + flight.profile.link.up_seconds(nbytes)
 

@@ -8,7 +8,10 @@ held against the server's own `Manifest` first.
 import ast
 import functools
 import math
+import re
+import reprlib
 import struct
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -24,9 +27,10 @@ Arrays: TypeAlias = list[NDArray[Any]]
 
 STYPE = "numpy.ndarray"  # Flower's name for bytes written by `numpy.save`
 _MAGIC = b"\x93NUMPY"
+_PLAIN_DTYPE = re.compile(r"[<>|=]?(f(2|4|8|16)|[iu][1248]|b1|\?)")
 # From here on torch's fused, parallel loops are faster than numpy's; below, waking
 # its threads costs more than the work (70 times more on a busy machine).
-LARGE = 1 << 20
+LARGE = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,7 @@ def _save(array: NDArray[Any]) -> Array:
         dtype=str(array.dtype),
         shape=array.shape,
         stype=STYPE,
-        data=b"".join((npy_header(array.dtype, array.shape), values.tobytes())),
+        data=b"".join((npy_header(array.dtype, array.shape), values.data)),
     )
 
 
@@ -137,7 +141,7 @@ def _parse(name: str, array: Array) -> NDArray[Any]:
     """Return a view of the values after reading the numpy header defensively."""
     if array.stype != STYPE:
         raise PayloadError(
-            f"array {name!r} has stype {array.stype!r}, expected {STYPE!r}: this "
+            f"array {name!r} has stype {short(array.stype)}, expected {STYPE!r}: this "
             "server does not know that payload"
         )
     data = array.data
@@ -145,7 +149,7 @@ def _parse(name: str, array: Array) -> NDArray[Any]:
         start = _header_end(data)
         dtype, shape, fortran = _read_header(data[:start])
     except (ValueError, SyntaxError, KeyError, TypeError, IndexError, struct.error,
-            RecursionError, MemoryError) as error:
+            RecursionError, MemoryError, OverflowError) as error:
         raise PayloadError(f"array {name!r} is not a numpy array: {error}") from error
     return _view(name, data, start, dtype, shape, fortran)
 
@@ -164,8 +168,19 @@ def _header_end(data: bytes) -> int:
 @functools.lru_cache(maxsize=4096)
 def _read_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
     fields = ast.literal_eval(header[10 if header[6] == 1 else 12 :].decode("latin1"))
-    shape = tuple(int(size) for size in fields["shape"])
-    return np.dtype(fields["descr"]), shape, fields["fortran_order"] is True
+    descr, shape, fortran = fields["descr"], fields["shape"], fields["fortran_order"]
+    # Only plain numbers: numpy reads a page of other things into a dtype.
+    if not (isinstance(descr, str) and _PLAIN_DTYPE.fullmatch(descr)):
+        raise ValueError(f"dtype {short(descr)} is no plain number")
+    if not (isinstance(shape, tuple) and all(_is_dimension(n) for n in shape)):
+        raise ValueError(f"shape {short(shape)} is no tuple of sizes")
+    if not isinstance(fortran, bool):
+        raise ValueError(f"fortran_order is {short(fortran)}")
+    return np.dtype(descr), shape, fortran
+
+
+def _is_dimension(size: object) -> bool:
+    return type(size) is int and 0 <= size <= sys.maxsize  # a bool is no size
 
 
 def _view(
@@ -176,16 +191,25 @@ def _view(
     shape: tuple[int, ...],
     fortran: bool,
 ) -> NDArray[Any]:
-    if dtype.hasobject or dtype.kind not in "fiub" or min(shape, default=0) < 0:
-        raise PayloadError(f"array {name!r} claims dtype {dtype} and shape {shape}")
+    # What torch has no dtype for could not be summed once it is large.
+    if not dtype.isnative or dtype.itemsize > 8:
+        raise PayloadError(
+            f"array {name!r} has dtype {dtype.str}, expected at most 8 bytes a value "
+            f"in this machine's byte order ({sys.byteorder})"
+        )
     claimed = math.prod(shape) * dtype.itemsize
     if len(data) - start != claimed:
         raise PayloadError(
-            f"array {name!r} claims {claimed} bytes ({dtype}{list(shape)}), "
+            f"array {name!r} claims {claimed} bytes ({dtype}{short(list(shape))}), "
             f"found {len(data) - start}"
         )
     values = np.frombuffer(data, dtype, math.prod(shape), start)
-    return values.reshape(shape, order="F" if fortran else "C")
+    try:
+        return values.reshape(shape, order="F" if fortran else "C")
+    except ValueError as error:  # too many dimensions, or one times 0 too large
+        raise PayloadError(
+            f"array {name!r} claims shape {short(shape)}: {error}"
+        ) from error
 
 
 def _check(view: NDArray[Any], spec: ArraySpec) -> NDArray[Any]:
@@ -238,13 +262,19 @@ def as_tensor(view: NDArray[Any]) -> torch.Tensor:
 
 
 def _key_mismatch(found: Sequence[str], expected: Sequence[str]) -> str:
-    missing = [name for name in expected if name not in found]
-    extra = [name for name in found if name not in expected]
+    present, known = set(found), set(expected)
+    missing = [name for name in expected if name not in present]
+    extra = [name for name in found if name not in known]
     if not missing and not extra:
         return f"arrays in another order: {_few(found)}, expected {_few(expected)}"
     return f"arrays missing: {_few(missing)}; not of this model: {_few(extra)}"
 
 
 def _few(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:3])
+    shown = ", ".join(short(name) for name in names[:3])
     return f"[{shown}{', ...' if len(names) > 3 else ''}]"
+
+
+def short(value: object) -> str:
+    """Return a client's words in so few that they cannot fill a log."""
+    return reprlib.repr(value)

@@ -1,0 +1,1 @@
+"""What came of runs: comparisons, tables and figures, from events and trials."""

@@ -30,7 +30,6 @@ from flower_sap.errors import SapError
 from flower_sap.report.contenders import Contender
 from flower_sap.report.trial import Job, TrialResult, run_trial
 
-
 _BY_SPEED = 5  # keys the generator of that partition
 
 
@@ -100,9 +99,7 @@ def problem(name: str, data_file: Path | None = None) -> Problem:
                 digits_task(), lambda n, s: load_digits(n, seed=s), 1, 40, 0.005
             )
         case _:
-            raise ValueError(
-                f"no data set {name!r}: choose parking, gtsrb or digits"
-            )
+            raise ValueError(f"no data set {name!r}: choose parking, gtsrb or digits")
 
 
 def fleet_of(name: str, num_nodes: int, seed: int) -> Fleet:
@@ -152,7 +149,7 @@ def run_plan(
     plan: Plan,
     *,
     workers: int,
-    progress: Callable[[float], None] = lambda share: None,
+    progress: Callable[[float], None] = lambda _: None,
 ) -> list[TrialResult]:
     """Run all trials, at most `workers` at a time, and return their results.
 
@@ -177,14 +174,14 @@ def run_plan(
         for number in [n for n, process in running.items() if not process.is_alive()]:
             _check_ended(running.pop(number), *trials[number])
             shares[number] = 1.0
-        progress(sum(shares) / len(trials))
+        progress(sum(shares[:]) / len(trials))
     return [
         TrialResult.load(plan.folder_of(job, who) / "trial.json") for job, who in trials
     ]
 
 
 def _run_one(
-    plan: Plan, job: Job, contender: Contender, shares: Any, number: int  # noqa: ANN401
+    plan: Plan, job: Job, contender: Contender, shares: Any, number: int
 ) -> None:
     torch.set_num_threads(1)
 

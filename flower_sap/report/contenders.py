@@ -110,21 +110,15 @@ def contenders() -> tuple[Contender, ...]:
             "FedAvg+deadline",
             lambda setting, options: SemiAsync(
                 _inner(),
-                sync=FirstOf(
-                    FullySync(), Deadline(_deadline(setting), drop_late=True)
-                ),
+                sync=FirstOf(FullySync(), Deadline(_deadline(setting), drop_late=True)),
                 staleness=Constant(),
                 options=options,
             ),
         ),
-        Contender(
-            "FedAsync", lambda _, options: fedasync(_inner(), options=options)
-        ),
+        Contender("FedAsync", lambda _, options: fedasync(_inner(), options=options)),
         Contender(
             "FedBuff",
-            lambda _, options: fedbuff(
-                _inner(), k=5, local_steps=12, options=options
-            ),
+            lambda _, options: fedbuff(_inner(), k=5, local_steps=12, options=options),
         ),
         Contender(
             "M-replies",

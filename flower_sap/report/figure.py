@@ -4,12 +4,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flower_sap.report.trial import TrialResult
 
 
 def draw_figure(
-    results: Sequence[TrialResult], *, metric: str, target: float, title: str,
+    results: Sequence[TrialResult],
+    *,
+    metric: str,
+    target: float,
+    title: str,
     path: Path,
 ) -> bool:
     """Write a PNG with the median over seeds and their range.
@@ -42,8 +47,12 @@ def draw_figure(
         curves = np.array([_sampled(result, times) for result in mine])
         (line,) = axes.plot(times, np.median(curves, axis=0), label=name, linewidth=1.5)
         axes.fill_between(
-            times, curves.min(axis=0), curves.max(axis=0), alpha=0.15,
-            color=line.get_color(), linewidth=0,
+            times,
+            curves.min(axis=0),
+            curves.max(axis=0),
+            alpha=0.15,
+            color=line.get_color(),
+            linewidth=0,
         )
     axes.axhline(target, color="0.4", linestyle=":", label="target")
     axes.set_xscale("log")
@@ -56,12 +65,12 @@ def draw_figure(
     return True
 
 
-def _grid(times: list[float]) -> np.ndarray:  # type: ignore[type-arg]
+def _grid(times: list[float]) -> NDArray[np.float64]:
     positive = [time for time in times if time > 0]
     return np.geomspace(min(positive), max(positive), 400)
 
 
-def _sampled(result: TrialResult, times: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+def _sampled(result: TrialResult, times: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the metric in force at each time: the last one evaluated before."""
     at = np.array([point.time for point in result.points])
     metric = np.array([point.metric for point in result.points])

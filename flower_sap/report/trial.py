@@ -1,4 +1,4 @@
-"""One strategy, one fleet, one seed: train in virtual time and write down what happened.
+"""One strategy, one fleet, one seed: train in virtual time, note what happened.
 
 A trial is a pure function of its description. It writes `events.jsonl` and
 `trial.json` to its folder; the comparison reads only those, so trials can run in any
@@ -51,6 +51,9 @@ class Job:
         Of the first model, the partition, the fleet and every draw.
     local_epochs, num_rounds : int
         Of the synchronous baseline.
+    more_samples : float
+        How many times the baseline's samples the others may process: where devices do
+        not wait for one another, more of them compute in the same time.
     """
 
     task: Task
@@ -59,6 +62,7 @@ class Job:
     seed: int
     local_epochs: int
     num_rounds: int
+    more_samples: float = 2.0
 
     @property
     def num_samples(self) -> list[int]:
@@ -67,8 +71,13 @@ class Job:
 
     @property
     def budget(self) -> int:
-        """Return the samples of the whole synchronous run; everybody's budget."""
+        """Return the samples of the whole synchronous run."""
         return self.num_rounds * sum(self.num_samples)
+
+    @property
+    def longest(self) -> float:
+        """Return the virtual time of the whole synchronous run, about (s)."""
+        return self.num_rounds * max(round_seconds(self.fleet, self.num_samples, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +151,7 @@ def run_trial(
     folder: Path,
     *,
     workers: int = 0,
-    progress: Callable[[float], None] = lambda share: None,
+    progress: Callable[[float], None] = lambda _: None,
 ) -> TrialResult:
     """Train once and return (and write to `folder`) what it came to.
 
@@ -195,6 +204,7 @@ def _start(
     folder: Path,
 ) -> None:
     if isinstance(strategy, SemiAsync):
+        watch.let_run(job.more_samples)
         strategy.start(
             grid,
             initial,
@@ -237,8 +247,8 @@ class _Watch:
         self._staleness: list[int] = []
         self._versions = 0
         self._lost = 0
-        slowest = max(round_seconds(job.fleet, job.num_samples, 0))
-        self._resolution = slowest * job.num_rounds / _POINTS / 12
+        self._resolution = job.longest / _POINTS / 12
+        self._multiple = 1.0
         self._last: tuple[int, ArrayRecord] | None = None
 
     def note(self, event: Event) -> None:
@@ -250,6 +260,10 @@ class _Watch:
                 self._lost += 1
             case Arrived() | Dispatched() | _:
                 pass
+
+    def let_run(self, multiple: float) -> None:
+        """Expect a run of several times the baseline's samples."""
+        self._multiple = multiple
 
     def evaluate(self, round_: int, arrays: ArrayRecord) -> MetricRecord | None:
         """Evaluate if enough virtual time has passed since the last time."""
@@ -269,22 +283,27 @@ class _Watch:
             tuple(job.data.evaluation.of(score, nodes=t) for t in self._tiers),
         )
         self.points.append(point)
-        self._progress(min(1.0, self._grid.samples / job.budget))
+        samples = self._grid.samples / job.budget
+        self._progress(min(1.0, samples / self._multiple))
         if self.log is not None:
             metrics = {job.task.metric: point.metric}
             self.log(Evaluated(now, point.version, round_, "server", metrics))
         return MetricRecord({job.task.metric: point.metric})
 
     def should_stop(self, round_: int, result: RunResult) -> bool:
-        """End a run that has used its samples."""
-        return self._grid.samples >= self._job.budget
+        """End a run that has used its samples, or the baseline's time."""
+        job, grid = self._job, self._grid
+        return (
+            grid.samples >= job.more_samples * job.budget
+            or grid.clock.now() >= job.longest
+        )
 
     def result(self, name: str) -> TrialResult:
         """Return what came of the run, with a last evaluation."""
         if self._last is not None and self._grid.clock.now() > self.points[-1].time:
             self._measure(*self._last)
         grid, end = self._grid, self._grid.clock.now()
-        busy = np.array(list(grid.busy_seconds.values()))
+        busy = np.array(grid.busy_seconds())
         speeds = self._job.fleet.speeds
         staleness = np.array(self._staleness or [0])
         is_ours = bool(self._staleness)
@@ -293,14 +312,15 @@ class _Watch:
             seed=self._job.seed,
             points=self.points,
             num_merges=self._versions if is_ours else self._job.num_rounds,
-            num_updates=len(self._staleness) if is_ours
+            num_updates=len(self._staleness)
+            if is_ours
             else self._job.num_rounds * len(speeds),
             mean_staleness=float(staleness.mean()),
             max_staleness=int(staleness.max()),
             bytes_down=grid.bytes_down,
             bytes_up=grid.bytes_up,
-            idle=float(1 - np.minimum(busy, end).sum() / (end * len(busy))),
-            utilization=float(grid.samples / (speeds.sum() * end)),
+            idle=float(1 - busy.mean() / end),
+            utilization=float((busy @ speeds) / (speeds.sum() * end)),
             num_lost=self._lost,
             end_time=end,
         )

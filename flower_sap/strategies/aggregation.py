@@ -21,10 +21,12 @@ from enum import Enum
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from flower_sap.payload.dense import LARGE, Arrays, ArraySpec, Manifest, as_tensor
 
+_PIECE = 1 << 19  # elements
 _STATISTICS = ("running_mean", "running_var")
 
 
@@ -70,6 +72,10 @@ class Aggregator(Protocol):
         """Return rebased models with their examples; `scale` multiplies the deltas."""
         ...
 
+    def renewed(self, current: Arrays) -> "Aggregator":
+        """Return an empty one around another model; this one is used up by it."""
+        ...
+
 
 class StreamingMean:
     r"""The weighted mean of all updates, in the memory of one or two models.
@@ -94,6 +100,10 @@ class StreamingMean:
     _GROUP = 2
 
     def __init__(self, current: Arrays, manifest: Manifest) -> None:
+        self._manifest = manifest
+        # Memory for the mean and for the deltas, from an aggregator used up.
+        self._spare: list[NDArray[Any] | None] = [None] * len(current)
+        self._spare_delta: list[NDArray[Any] | None] = [None] * len(current)
         self._current = current
         self._kinds = [kind_of(spec) for spec in manifest.arrays]
         self._pending: list[tuple[Arrays, float]] = []
@@ -123,10 +133,20 @@ class StreamingMean:
                 self._add_delta(index, update[index], self._current[index], mixed)
 
     def models(self, scale: float) -> list[tuple[Arrays, float]]:
-        """Return the one mean model and the sum of examples."""
+        """Return the one mean model and the sum of examples; uses the sums up."""
         self._fold()
         merged = [self._merged(index, scale) for index in range(len(self._kinds))]
         return [(merged, self._total)]
+
+    def renewed(self, current: Arrays) -> "StreamingMean":
+        """Return an empty mean that works in this one's memory.
+
+        Touching fresh memory for every merge costs more than the sums.
+        """
+        renewed = StreamingMean(current, self._manifest)
+        renewed._spare = _first(self._mean, self._spare)
+        renewed._spare_delta = _first(self._delta, self._spare_delta)
+        return renewed
 
     def _take_counters(self, update: Arrays) -> None:
         if Kind.COUNTER not in self._kinds:
@@ -142,33 +162,51 @@ class StreamingMean:
         for index, kind in enumerate(self._kinds):
             if kind is not Kind.COUNTER:
                 for (update, _), share in zip(self._pending, shares, strict=True):
-                    self._mean[index] = step_mean(
-                        self._mean[index], update[index], share
-                    )
+                    self._fold_one(index, update[index], share)
         self._pending.clear()
+
+    def _fold_one(self, index: int, x: NDArray[Any], share: float) -> None:
+        mean, spare = self._mean[index], self._spare[index]
+        if mean is None and spare is not None:
+            np.copyto(spare, x)
+            self._mean[index] = spare
+        else:
+            self._mean[index] = step_mean(mean, x, share)
 
     def _add_delta(
         self, index: int, update: NDArray[Any], base: NDArray[Any], weight: float
     ) -> None:
-        if self._delta[index] is None:
-            self._delta[index] = np.zeros(update.shape, _wide(update))
-        _add_scaled_difference(self._delta[index], update, base, weight)
+        total = self._delta[index]
+        if total is None:
+            total = self._spare_delta[index]
+            if total is None:
+                total = np.zeros(update.shape, _wide(update))
+            else:
+                total.fill(0)
+            self._delta[index] = total
+        _add_scaled_difference(total, update, base, weight)
 
     def _merged(self, index: int, scale: float) -> NDArray[Any]:
         current, kind = self._current[index], self._kinds[index]
         if kind is Kind.COUNTER:
             return current if self._peak is None else self._peak[index]
-        mean, delta = self._mean[index], self._delta[index]
         if kind is Kind.STATISTIC:
             scale = min(scale, 1.0)
+        mean, delta = self._mean[index], self._delta[index]
+        if delta is None and mean is None:
+            return current
         if delta is None and scale == 1.0 and mean is not None:
             return mean.astype(current.dtype, copy=False)
-        step = np.zeros(current.shape, _wide(current))
+        # In place, for a model may be most of the memory there is: first the mean's
+        # pull, then the deltas, then the current model below both.
+        total = np.zeros(current.shape, _wide(current)) if delta is None else delta
+        total *= scale / self._total
         if mean is not None:
-            step += (mean - current) * (self._fresh / self._total)
-        if delta is not None:
-            step += delta / self._total
-        return np.asarray(current + scale * step).astype(current.dtype, copy=False)
+            mean -= current
+            mean *= scale * self._fresh / self._total
+            total += mean
+        total += current
+        return total.astype(current.dtype, copy=False)
 
 
 class KeepAll:
@@ -183,6 +221,7 @@ class KeepAll:
     """
 
     def __init__(self, current: Arrays, manifest: Manifest) -> None:
+        self._manifest = manifest
         self._current = current
         self._kinds = [kind_of(spec) for spec in manifest.arrays]
         self._updates: list[tuple[Arrays, Arrays, float, float, float]] = []
@@ -192,17 +231,22 @@ class KeepAll:
         """Keep one update; see `Aggregator.add`."""
         self._updates.append((update, base, num_examples, gain, share))
 
+    def renewed(self, current: Arrays) -> "KeepAll":
+        """Return an empty one; what was kept is let go."""
+        return KeepAll(current, self._manifest)
+
     def models(self, scale: float) -> list[tuple[Arrays, float]]:
         """Return one rebased model per update, in order of arrival."""
+        convex = min(scale, 1.0)
         return [
-            (self._rebased(update, base, gain * scale, min(1.0, share * scale)), n)
+            (self._rebased(update, base, gain * scale, share * convex), n)
             for update, base, n, gain, share in self._updates
         ]
 
     def _rebased(
         self, update: Arrays, base: Arrays, gain: float, share: float
     ) -> Arrays:
-        if gain == 1.0 and base is self._current:
+        if gain == 1.0 and share == 1.0 and base is self._current:
             return update  # bit for bit what the client sent
         rebased = []
         for kind, x, b, w in zip(
@@ -211,9 +255,9 @@ class KeepAll:
             if kind is Kind.COUNTER:
                 rebased.append(x)
             elif kind is Kind.STATISTIC:
-                rebased.append(np.asarray(w + share * (x - w)).astype(w.dtype))
+                rebased.append(_moved(w, x, w, share))
             else:
-                rebased.append(np.asarray(w + gain * (x - b)).astype(w.dtype))
+                rebased.append(_moved(w, x, b, gain))
         return rebased
 
 
@@ -227,11 +271,25 @@ def largest_counters(models: list[Arrays], current: Arrays, manifest: Manifest
     return largest
 
 
+def _first(
+    arrays: list[NDArray[Any] | None], others: list[NDArray[Any] | None]
+) -> list[NDArray[Any] | None]:
+    return [b if a is None else a for a, b in zip(arrays, others, strict=True)]
+
+
 def _largest(left: Arrays, right: Arrays, kinds: list[Kind]) -> Arrays:
     return [
         np.asarray(np.maximum(a, b)) if kind is Kind.COUNTER else a
         for a, b, kind in zip(left, right, kinds, strict=True)
     ]
+
+
+def _moved(
+    current: NDArray[Any], x: NDArray[Any], base: NDArray[Any], factor: float
+) -> NDArray[Any]:
+    """Return current + factor (x - base), in the dtype of `current`."""
+    delta = x.astype(_wide(x), copy=False) - base
+    return np.asarray(current + factor * delta).astype(current.dtype)
 
 
 def _wide(array: NDArray[Any]) -> np.dtype[Any]:
@@ -255,8 +313,15 @@ def step_mean(
 def _add_scaled_difference(
     total: NDArray[Any], x: NDArray[Any], base: NDArray[Any], weight: float
 ) -> None:
-    if total.size >= LARGE and total.dtype == x.dtype:
-        difference = as_tensor(x) - as_tensor(base)
-        as_tensor(total).add_(difference, alpha=weight)
-    else:
+    if total.size < LARGE or total.dtype != x.dtype:
         total += (x.astype(total.dtype, copy=False) - base) * weight
+        return
+    # In pieces that stay in the cache: a difference as large as the array would go
+    # out to memory and back.
+    flat = [as_tensor(array).reshape(-1) for array in (total, x, base)]
+    piece = flat[0].new_empty(_PIECE)
+    for start in range(0, total.size, _PIECE):
+        to, new, old = (tensor[start : start + _PIECE] for tensor in flat)
+        difference = piece[: len(to)]
+        torch.sub(new, old, out=difference)
+        to.add_(difference, alpha=weight)

@@ -156,7 +156,7 @@ class Engine:
         self._wait_for_nodes()
         state.merged_at = state.synced_at = self._clock.now()
         state.buffers = [
-            self._new_buffer(0) for _ in range(self._parts.sync.num_groups())
+            self._new_buffer() for _ in range(self._parts.sync.num_groups())
         ]
         while not self._is_complete:
             self._look_for_nodes()
@@ -213,13 +213,11 @@ class Engine:
             num_in_flight=buffer.num_in_flight,
         )
 
-    def _new_buffer(self, num_in_flight: int) -> Buffer:
+    def _new_buffer(self) -> Buffer:
         aggregator = self._inner.aggregator(
             self._state.arrays, exact=self._parts.sync.starts_together()
         )
-        return Buffer(
-            aggregator, opened_at=self._clock.now(), num_in_flight=num_in_flight
-        )
+        return Buffer(aggregator, opened_at=self._clock.now())
 
     # --- nodes ------------------------------------------------------------------
 
@@ -605,10 +603,13 @@ class Engine:
         synchronizes = parts.sync.synchronizes(view)
         self._publish(arrays, len(buffer.taken))
         self._tell_merged(buffer, scale)
-        state.buffers[group] = self._new_buffer(buffer.num_in_flight)
-        if len(state.buffers) > 1:  # empty aggregators still hold the model before
-            for other in state.buffers:
-                other.aggregator = self._new_buffer(0).aggregator
+        state.buffers[group] = Buffer(
+            buffer.aggregator,
+            opened_at=state.merged_at,
+            num_in_flight=buffer.num_in_flight,
+        )
+        for each in state.buffers:  # what waits in other groups is not added yet
+            each.aggregator = each.aggregator.renewed(state.arrays)
         if synchronizes:
             self._synchronize()
         if ends_round:
@@ -769,8 +770,9 @@ class Engine:
         for trip in list(self._state.trips.values()):
             self._end(trip, ev.Dropped, "the run is over")
         for buffer in self._state.buffers:
-            for entry in (*buffer.taken, *buffer.held):
-                self._end(entry.trip, ev.Dropped, "the run ended before its merge")
+            trips = [taken.trip for taken in buffer.taken]
+            for trip in trips + [held.trip for held in buffer.held]:
+                self._end(trip, ev.Dropped, "the run ended before its merge")
         self._state.trips.clear()
 
 

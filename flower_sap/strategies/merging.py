@@ -15,6 +15,8 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+from flower_sap.checks import check_positive
+
 
 @dataclass(slots=True)
 class Totals:
@@ -69,7 +71,7 @@ class Discounted(MergeRule):
 
     def __post_init__(self) -> None:
         """Refuse a rate that stands still or goes back."""
-        _check_rate(self.server_lr)
+        check_positive("server_lr", self.server_lr)
 
     def gain(self, weight: float, num_steps: float) -> float:
         """Return the weight."""
@@ -94,7 +96,7 @@ class Normalized(MergeRule):
 
     def __post_init__(self) -> None:
         """Refuse a rate that stands still or goes back."""
-        _check_rate(self.server_lr)
+        check_positive("server_lr", self.server_lr)
 
     def gain(self, weight: float, num_steps: float) -> float:
         """Return the weight."""
@@ -104,7 +106,9 @@ class Normalized(MergeRule):
         """Return the rate over the mean weight; 0 when every weight vanished."""
         if totals.weighted <= 0:
             return 0.0
-        return self.server_lr * totals.examples / totals.weighted
+        scale = self.server_lr * totals.examples / totals.weighted
+        # Over a subnormal sum the quotient is inf, and inf times no delta is NaN.
+        return scale if scale < math.inf else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +129,7 @@ class StepNormalized(MergeRule):
 
     def __post_init__(self) -> None:
         """Refuse a rate that stands still or goes back."""
-        _check_rate(self.server_lr)
+        check_positive("server_lr", self.server_lr)
 
     def gain(self, weight: float, num_steps: float) -> float:
         """Return the weight of one local step."""
@@ -171,8 +175,3 @@ class ModelMixing(MergeRule):
     def scale(self, totals: Totals) -> float:
         """Return the mixing rate."""
         return self.mixing
-
-
-def _check_rate(server_lr: float) -> None:
-    if not 0 < server_lr < math.inf:
-        raise ValueError(f"server_lr must be > 0, got {server_lr}")

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from flower_sap.checks import check_count, check_not_negative
+
 StalenessWeight: TypeAlias = Callable[[int], float]
 
 
@@ -55,12 +57,11 @@ class Polynomial:
 
     def __post_init__(self) -> None:
         """Refuse a negative exponent, which would reward staleness."""
-        if not 0 <= self.exponent < math.inf:  # also refuses NaN
-            raise ValueError(f"exponent must be >= 0, got {self.exponent}")
+        check_not_negative("exponent", self.exponent)
 
     def __call__(self, staleness: int) -> float:
         """Return the weight of an update `staleness` versions old."""
-        return float((1 + staleness) ** -self.exponent)
+        return _at_least_positive((1.0 + staleness) ** -self.exponent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +86,13 @@ class Hinge:
 
     def __post_init__(self) -> None:
         """Refuse negative parameters."""
-        if not 0 <= self.slope < math.inf:
-            raise ValueError(f"slope must be >= 0 per version, got {self.slope}")
-        if not self.free >= 0:
-            raise ValueError(f"free must be >= 0 versions, got {self.free}")
+        check_not_negative("slope", self.slope, unit="per version")
+        check_count("free", self.free, least=0, unit="versions")
 
     def __call__(self, staleness: int) -> float:
         """Return the weight of an update `staleness` versions old."""
-        return 1.0 / (self.slope * max(0, staleness - self.free) + 1.0)
+        late = max(0, staleness - self.free)
+        return _at_least_positive(1.0 / (self.slope * late + 1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,12 @@ class Exponential:
 
     def __call__(self, staleness: int) -> float:
         """Return the weight of an update `staleness` versions old."""
-        # Far beyond any real staleness the power underflows; a weight stays > 0.
-        return max(float(self.decay**staleness), math.ulp(0.0))
+        return _at_least_positive(self.decay**staleness)
+
+
+def _at_least_positive(weight: float) -> float:
+    """Return a weight that may have underflowed, far beyond any real staleness."""
+    return max(float(weight), math.ulp(0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,20 +178,24 @@ class Progress:
     ----------
     power : float
         :math:`p \ge 0`; 0 is `Equal`, 1 is proportional.
+    limit : float
+        Largest weight, >= 1: the steps are the client's own claim.
     """
 
     power: float = 1.0
+    limit: float = 100.0
 
     def __post_init__(self) -> None:
-        """Refuse a negative power, which would reward idleness."""
-        if not 0 <= self.power < math.inf:
-            raise ValueError(f"power must be >= 0, got {self.power}")
+        """Refuse a negative power, which would reward idleness, or a limit below 1."""
+        check_not_negative("power", self.power)
+        _check_limit(self.limit)
 
     def __call__(self, contribution: Contribution) -> float:
         """Return the weight of the update."""
         if contribution.num_steps is None:
             return 1.0
-        return float((contribution.num_steps / contribution.mean_steps) ** self.power)
+        ratio = contribution.num_steps / contribution.mean_steps
+        return _bounded_power(ratio, self.power, self.limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,12 +219,22 @@ class Participation:
 
     def __post_init__(self) -> None:
         """Refuse a power below 0 and a limit below 1."""
-        if not 0 <= self.power < math.inf:
-            raise ValueError(f"power must be >= 0, got {self.power}")
-        if not 1 <= self.limit < math.inf:
-            raise ValueError(f"limit must be >= 1, got {self.limit}")
+        check_not_negative("power", self.power)
+        _check_limit(self.limit)
 
     def __call__(self, contribution: Contribution) -> float:
         """Return the weight of the update."""
         rarity = contribution.mean_updates / max(1, contribution.node_updates)
-        return min(self.limit, max(1 / self.limit, rarity**self.power))
+        return max(1 / self.limit, _bounded_power(rarity, self.power, self.limit))
+
+
+def _check_limit(limit: float) -> None:
+    if not 1 <= limit < math.inf:
+        raise ValueError(f"limit must be >= 1 and finite, got {limit}")
+
+
+def _bounded_power(ratio: float, power: float, limit: float) -> float:
+    """Return ratio ** power, at most `limit`; the power itself might overflow."""
+    if ratio > 1 and power * math.log(ratio) >= math.log(limit):
+        return limit
+    return float(min(limit, ratio**power))

@@ -16,6 +16,9 @@ from flower_sap.strategies.updates import ClientUpdate, WorkReport
 from flower_sap.strategies.work import NodePace
 
 _SMOOTHING = 0.3  # weight of the newest observation of a node's speed
+# A step takes no less (s): a client may claim any time, and virtual time may stand
+# still, but speeds are divided by it.
+_SHORTEST_STEP = 1e-9
 
 
 @dataclass(slots=True)
@@ -75,7 +78,9 @@ class NodeState:
         # slow link is asked for less, not more.
         computing = min(work.compute_seconds or seconds, seconds)
         self.trip_seconds = _smooth(self.trip_seconds, seconds)
-        self.seconds_per_step = _smooth(self.seconds_per_step, computing / steps)
+        self.seconds_per_step = _smooth(
+            self.seconds_per_step, max(_SHORTEST_STEP, computing / steps)
+        )
         self.overhead_seconds = max(0.0, _smooth(
             self.overhead_seconds if self.num_updates else None, seconds - computing
         ))
@@ -174,7 +179,7 @@ class ServerState:
             self.speed_sum -= 1 / node.seconds_per_step
             self.num_speeds -= 1
         node.observe(trip, work, now)
-        if node.seconds_per_step:
+        if node.seconds_per_step is not None:
             self.speed_sum += 1 / node.seconds_per_step
             self.num_speeds += 1
 

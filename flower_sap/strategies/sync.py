@@ -15,6 +15,8 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+from flower_sap.checks import check_count, check_not_negative, check_positive
+
 AT_ONCE = -math.inf
 WAIT = math.inf
 
@@ -124,8 +126,7 @@ class Buffered(SyncPolicy):
 
     def __post_init__(self) -> None:
         """Refuse an empty buffer."""
-        if not self.k >= 1:
-            raise ValueError(f"k must be >= 1 update, got {self.k}")
+        check_count("k", self.k, least=1, unit="update")
 
     def merge_at(self, view: RoundView) -> float:
         """Return at once when `k` updates wait."""
@@ -158,8 +159,11 @@ class Interval(SyncPolicy):
         T > 0 (s). None: the number of merges alone decides.
     buffer : int or None
         K >= 1 updates a merge within the interval. None: merge only at its end.
-    grace : float
-        Longest wait for those still out (s), >= 0.
+    grace : float or None
+        Longest wait for those still out (s), >= 0. None: no limit.
+    patience : float or None
+        The same as a share of the interval's own length so far, >= 0, so that it
+        needs no knowledge of the fleet; the shorter wait counts. None: no limit.
     drop_late : bool
         What to do with an update that comes after its grace: leave it out, or
         (default) rebase it on the current version and discount it by its staleness.
@@ -168,24 +172,27 @@ class Interval(SyncPolicy):
     merges: int | None = None
     seconds: float | None = None
     buffer: int | None = 10
-    grace: float = math.inf
+    grace: float | None = None
+    patience: float | None = None
     drop_late: bool = False
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
-        if self.merges is not None and not self.merges >= 1:
-            raise ValueError(f"merges must be >= 1, got {self.merges}")
-        if self.seconds is not None and not self.seconds > 0:
-            raise ValueError(f"seconds must be > 0 s, got {self.seconds}")
-        if self.buffer is not None and not self.buffer >= 1:
-            raise ValueError(f"buffer must be >= 1 update, got {self.buffer}")
+        if self.merges is not None:
+            check_count("merges", self.merges, least=1)
+        if self.seconds is not None:
+            check_positive("seconds", self.seconds, unit="s")
+        if self.buffer is not None:
+            check_count("buffer", self.buffer, least=1, unit="update")
         if self.buffer is None and self.seconds is None and self.merges != 1:
             raise ValueError(
                 "buffer=None merges only at an interval's end, so the interval needs "
                 f"seconds (or merges=1), got merges={self.merges}, seconds=None"
             )
-        if not self.grace >= 0:
-            raise ValueError(f"grace must be >= 0 s, got {self.grace}")
+        if self.grace is not None:
+            check_not_negative("grace", self.grace, unit="s")
+        if self.patience is not None:
+            check_not_negative("patience", self.patience)
 
     def _drains_from(self, view: RoundView) -> float:
         """Return since when (s) the interval only waits for those still out."""
@@ -196,27 +203,37 @@ class Interval(SyncPolicy):
         )
         return min(from_merges, view.synced_at + (self.seconds or math.inf))
 
+    def _gives_up_at(self, view: RoundView, drains_from: float) -> float:
+        """Return until when (s) those still out are awaited."""
+        waits = []
+        if self.grace is not None:
+            waits.append(self.grace)
+        if self.patience is not None:
+            waits.append(self.patience * (drains_from - view.synced_at))
+        # Not to be computed for an interval whose end is unknown: inf * 0 is NaN.
+        return drains_from + min(waits, default=WAIT) if drains_from < WAIT else WAIT
+
     def merge_at(self, view: RoundView) -> float:
         """Return when the buffer is full, or when the interval may end."""
         drains_from = self._drains_from(view)
         if drains_from <= view.now:
             if view.num_in_flight == 0:
                 return AT_ONCE
-            return drains_from + self.grace
+            return self._gives_up_at(view, drains_from)
         if self.buffer is not None and view.num_buffered >= self.buffer:
             return AT_ONCE
-        return WAIT if drains_from == math.inf else drains_from + self.grace
+        return self._gives_up_at(view, drains_from)
 
     def may_start(self, view: RoundView) -> bool:
         """Stop dispatching while the interval drains."""
         return view.is_empty or self._drains_from(view) > view.now
 
     def synchronizes(self, view: RoundView) -> bool:
-        """A merge while draining ends the interval."""
+        """Return whether the interval drains: a merge then ends it."""
         return self._drains_from(view) <= view.now
 
     def ends_round(self, view: RoundView) -> bool:
-        """A round is an interval."""
+        """Return whether the interval ends, for it is a round."""
         return self.synchronizes(view)
 
     def work_until(self, view: RoundView) -> float:
@@ -250,10 +267,8 @@ class BoundedStaleness(SyncPolicy):
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
-        if not self.limit >= 0:
-            raise ValueError(f"limit must be >= 0 versions, got {self.limit}")
-        if not self.k >= 1:
-            raise ValueError(f"k must be >= 1 update, got {self.k}")
+        check_count("limit", self.limit, least=0, unit="versions")
+        check_count("k", self.k, least=1, unit="update")
 
     def _is_at_limit(self, view: RoundView) -> bool:
         behind = view.version - view.oldest_base_version
@@ -291,8 +306,7 @@ class Tiered(SyncPolicy):
 
     def __post_init__(self) -> None:
         """Refuse no group."""
-        if not self.num_tiers >= 1:
-            raise ValueError(f"num_tiers must be >= 1, got {self.num_tiers}")
+        check_count("num_tiers", self.num_tiers, least=1)
 
     def merge_at(self, view: RoundView) -> float:
         """Return at once when the whole group has answered."""
@@ -328,8 +342,7 @@ class Deadline(SyncPolicy):
 
     def __post_init__(self) -> None:
         """Refuse no time at all."""
-        if not self.seconds > 0:
-            raise ValueError(f"seconds must be > 0 s, got {self.seconds}")
+        check_positive("seconds", self.seconds, unit="s")
 
     def merge_at(self, view: RoundView) -> float:
         """Return the deadline."""
@@ -350,6 +363,11 @@ class _Composition(SyncPolicy):
             raise ValueError(
                 f"{type(self).__name__} needs >= 2 policies, got {len(policies)}"
             )
+        for policy in policies:
+            if isinstance(policy, type) or not hasattr(policy, "merge_at"):
+                raise TypeError(
+                    f"{type(self).__name__} takes sync policies, got {policy!r}"
+                )
         if sum(policy.num_groups() > 1 for policy in policies) > 1:
             raise ValueError("only one of the policies may group the nodes")
         self.policies = policies
@@ -358,7 +376,7 @@ class _Composition(SyncPolicy):
         return f"{type(self).__name__}({', '.join(map(repr, self.policies))})"
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.policies == other.policies  # type: ignore[attr-defined]
+        return type(self) is type(other) and self.policies == other.policies
 
     def __hash__(self) -> int:
         return hash((type(self), self.policies))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flower_sap.errors import UpdateRejected
-from flower_sap.payload.dense import Arrays, Manifest, decode
+from flower_sap.payload.dense import Arrays, Manifest, decode, short
 from flower_sap.records import records_of
 from flower_sap.wire import (
     BASE_VERSION,
@@ -122,10 +122,10 @@ def read_metrics(content: RecordDict) -> MetricRecord:
 
 def _num_examples(metrics: MetricRecord, key: str) -> float:
     if key not in metrics:
-        raise UpdateRejected(f"metric {key!r} is missing; found {sorted(metrics)}")
+        raise UpdateRejected(f"metric {key!r} is missing; found {short(list(metrics))}")
     value = metrics[key]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UpdateRejected(f"metric {key!r} must be a number, got {value!r}")
+        raise UpdateRejected(f"metric {key!r} must be a number, got {short(value)}")
     if not 0 < value <= _LARGEST_COUNT:  # also rejects NaN
         raise UpdateRejected(f"metric {key!r} must be > 0 and finite, got {value}")
     return float(value)
@@ -140,7 +140,7 @@ def _work(
     claimed = report.get(BASE_VERSION, base_version)
     if claimed != base_version:
         raise UpdateRejected(
-            f"trained from base version {claimed!r}, but the message carried "
+            f"trained from base version {short(claimed)}, but the message carried "
             f"version {base_version}"
         )
     return WorkReport(
@@ -152,9 +152,9 @@ def _work(
 
 def _positive(value: object) -> float | None:
     """Return a usable duration; a client's odd claim is ignored, not trusted."""
-    if isinstance(value, int | float) and 0 < value < math.inf:
-        return float(value)
-    return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 < value < math.inf else None
 
 
 def _count(value: object) -> int | None:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from flower_sap.checks import check_count
+
 
 @dataclass(frozen=True, slots=True)
 class NodePace:
@@ -18,7 +20,7 @@ class NodePace:
     Attributes
     ----------
     seconds_per_step : float or None
-        Computing time of one local step (s); None before the first answer.
+        Computing time of one local step (s), > 0; None before the first answer.
     overhead_seconds : float
         The rest of a trip: both transfers and waiting (s); 0 when unknown.
     mean_steps_per_second : float
@@ -60,8 +62,8 @@ class FixedWork(WorkRule):
 
     def __post_init__(self) -> None:
         """Refuse no work."""
-        if self.steps is not None and not self.steps >= 1:
-            raise ValueError(f"steps must be >= 1, got {self.steps}")
+        if self.steps is not None:
+            check_count("steps", self.steps, least=1)
 
     def local_steps(self, pace: NodePace, available: float) -> int | None:
         """Return the fixed number."""
@@ -95,10 +97,13 @@ class BalancedWork(WorkRule):
                 "needs 1 <= least <= steps <= most, got "
                 f"least={self.least}, steps={self.steps}, most={self.most}"
             )
+        for name in ("least", "steps", "most"):
+            check_count(name, getattr(self, name), least=1)
 
     def local_steps(self, pace: NodePace, available: float) -> int | None:
         """Return the node's share."""
-        if pace.seconds_per_step is None:
+        # The mean is kept as a running sum: rounding can leave nothing of it.
+        if pace.seconds_per_step is None or not pace.mean_steps_per_second > 0:
             return self.steps
         share = 1 / (pace.seconds_per_step * pace.mean_steps_per_second)
         affordable = steps_within(pace, available)
@@ -132,6 +137,8 @@ class FillInterval(WorkRule):
                 "needs 1 <= least <= first <= most, got "
                 f"least={self.least}, first={self.first}, most={self.most}"
             )
+        for name in ("least", "first", "most"):
+            check_count(name, getattr(self, name), least=1)
 
     def local_steps(self, pace: NodePace, available: float) -> int | None:
         """Return what the node can do in the time available."""
@@ -140,12 +147,15 @@ class FillInterval(WorkRule):
         return max(self.least, min(self.most, steps_within(pace, available)))
 
 
+_ANY_NUMBER = 1 << 30
+
+
 def steps_within(pace: NodePace, available: float) -> int:
     """Return the steps a seen node can finish and send back in `available` seconds."""
-    if pace.seconds_per_step is None or math.isinf(available):
-        return 1 << 30
-    budget = available - pace.overhead_seconds
-    return max(0, math.floor(budget / pace.seconds_per_step + 1e-9))
+    if pace.seconds_per_step is None:
+        return _ANY_NUMBER
+    steps = (available - pace.overhead_seconds) / pace.seconds_per_step
+    return math.floor(min(_ANY_NUMBER, max(0.0, steps + 1e-9)))
 
 
 def dlb_shares(shares: Sequence[float], seconds: Sequence[float]) -> list[float]:
@@ -163,7 +173,15 @@ def dlb_shares(shares: Sequence[float], seconds: Sequence[float]) -> list[float]
     >>> [round(p, 4) for p in dlb_shares([0.25] * 4, [1, 1, 2, 4])]
     [0.3636, 0.3636, 0.1818, 0.0909]
     """
-    if not all(t > 0 for t in seconds):
-        raise ValueError(f"seconds must be > 0 s, got {list(seconds)}")
+    if len(shares) != len(seconds):
+        raise ValueError(
+            f"needs a time for each share, got {len(shares)} shares and "
+            f"{len(seconds)} times"
+        )
+    if not all(0 < t < math.inf for t in seconds):
+        raise ValueError(f"seconds must be > 0 s and finite, got {list(seconds)}")
+    if not (all(p >= 0 for p in shares) and 0 < sum(shares) < math.inf):
+        raise ValueError(f"shares must be >= 0 with a sum > 0, got {list(shares)}")
     speeds = [p / t for p, t in zip(shares, seconds, strict=True)]
-    return [speed / sum(speeds) for speed in speeds]
+    total = sum(speeds)
+    return [speed / total for speed in speeds]

@@ -1,0 +1,1 @@
+"""ClientApps, one per kind of client; all logic is in `flower_sap`."""

@@ -1,0 +1,1 @@
+"""ServerApps, one per named strategy; all logic is in `flower_sap`."""

@@ -1,0 +1,136 @@
+"""Small mistakes that the tests must notice: ``python tests/mutants.py [word]``.
+
+Each mutant replaces one piece of the source in a temporary copy and runs the test files
+named for it there; they must fail. Without a word all mutants are tried, with one those
+whose file or change contains it.
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+
+
+class Mutant(NamedTuple):
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+MUTANTS = [
+    Mutant("strategies/staleness.py", "** -self.exponent", "** self.exponent",
+           "staleness"),
+    Mutant("strategies/staleness.py", "self.slope * late + 1.0", "self.slope * late",
+           "staleness"),
+    Mutant("strategies/staleness.py", "max(float(weight), math.ulp(0.0))",
+           "float(weight)", "staleness"),
+    Mutant("strategies/staleness.py",
+           "power * math.log(ratio) >= math.log(limit)", "ratio < 0", "staleness"),
+    Mutant("strategies/sync.py", "view.merges_since_sync >= self.merges - 1",
+           "view.merges_since_sync >= self.merges", "sync"),
+    Mutant("strategies/sync.py", "view.is_empty or self._drains_from(view) > view.now",
+           "True", "sync"),
+    Mutant("strategies/sync.py", "return min(from_merges, view.synced_at",
+           "return max(from_merges, view.synced_at", "sync"),
+    Mutant("strategies/sync.py", "behind >= self.limit", "behind > self.limit", "sync"),
+    Mutant("strategies/sync.py", "view.num_in_flight > 0 and behind", "behind", "sync"),
+    Mutant("strategies/sync.py", "return min(policy.merge_at(view)",
+           "return max(policy.merge_at(view)", "sync"),
+    Mutant("strategies/sync.py", "all(policy.may_start(view)",
+           "any(policy.may_start(view)", "sync"),
+    Mutant("strategies/sync.py", "view.opened_at + self.seconds",
+           "view.synced_at + self.seconds", "sync"),
+    Mutant("strategies/merging.py", "if scale < math.inf else 0.0", "if True else 0.0",
+           "merging"),
+    Mutant("strategies/merging.py", "weight / num_steps", "weight", "merging"),
+    Mutant("strategies/merging.py", "totals.examples / totals.weighted",
+           "totals.weighted / totals.examples", "merging"),
+    Mutant("strategies/work.py", "speed / total for", "speed for", "work"),
+    Mutant("strategies/work.py", "available - pace.overhead_seconds", "available",
+           "work"),
+    Mutant("strategies/state.py", "max(_SHORTEST_STEP, computing / steps)",
+           "computing / steps", "work"),
+    Mutant("strategies/state.py", "seconds)\n", "1e99)\n", "work"),
+    Mutant("strategies/aggregation.py", "num_examples * gain)", "num_examples)",
+           "aggregation"),
+    Mutant("strategies/aggregation.py", "scale = min(scale, 1.0)", "pass",
+           "aggregation"),
+    Mutant("strategies/aggregation.py", "share * convex", "share * scale",
+           "aggregation"),
+    Mutant("strategies/aggregation.py",
+           "if gain == 1.0 and share == 1.0 and base is self._current:\n"
+           "            self._fresh", "if base is self._current:\n"
+           "            self._fresh", "aggregation"),
+    Mutant("strategies/aggregation.py", "np.maximum(a, b)", "(a + b) / 2",
+           "aggregation"),
+    Mutant("strategies/aggregation.py", "x.astype(_wide(x), copy=False) - base",
+           "x - base", "aggregation"),
+    Mutant("strategies/aggregation.py", "total.fill(0)", "pass", "aggregation"),
+    Mutant("strategies/aggregation.py", "return np.array(x, _wide(x))",
+           "return np.asarray(x)", "aggregation"),
+    Mutant("strategies/updates.py", "if not 0 < value <=", "if not 0 <= value <=",
+           "updates"),
+    Mutant("strategies/updates.py", "if claimed != base_version", "if False",
+           "updates"),
+    Mutant("payload/dense.py", "RecursionError, MemoryError, OverflowError",
+           "OverflowError", "dense"),
+    Mutant("payload/dense.py", "0 <= size <= sys.maxsize", "size <= sys.maxsize",
+           "dense"),
+    Mutant("payload/dense.py", "if math.isfinite(_sum(view)):", "if True:", "dense"),
+    Mutant("payload/dense.py", "    if bad:\n", "    if True:\n", "dense"),
+    Mutant("payload/dense.py", 'order="F" if fortran else "C"', 'order="C"', "dense"),
+    Mutant("payload/dense.py", "view.shape != spec.shape or ", "", "dense"),
+    Mutant("payload/dense.py", "if list(record) != manifest.names:",
+           "if set(record) != set(manifest.names):", "dense"),
+    Mutant("payload/dense.py", "except ValueError as error:",
+           "except OSError as error:", "dense"),
+    Mutant("events.py", 'if not line.endswith("\\n"):', "if not line:", "events"),
+    Mutant("events.py", "or event.schema != SCHEMA", "", "events"),
+    Mutant("events.py", "    _keep_earlier(path)\n", "    path.unlink(True)\n",
+           "events"),
+    Mutant("errors.py", ' or ["?"]', "", "errors"),
+    Mutant("clock.py", "max(0.0, min(", "abs(min(", "clock"),
+]  # fmt: skip
+
+
+def is_noticed(mutant: Mutant, copy: Path) -> bool:
+    """Return whether the tests fail with the mutant in place."""
+    file = copy / "flower_sap" / mutant.file
+    source = file.read_text(encoding="utf-8")
+    if mutant.old not in source:
+        raise SystemExit(f"{mutant.file} no longer holds {mutant.old!r}")
+    file.write_text(source.replace(mutant.old, mutant.new, 1), encoding="utf-8")
+    tests = subprocess.run(
+        [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider",
+         f"tests/test_{mutant.tests}.py"],
+        cwd=copy, capture_output=True, check=False,
+    )  # fmt: skip
+    file.write_text(source, encoding="utf-8")
+    return tests.returncode == 1
+
+
+def main(word: str = "") -> int:
+    """Try the mutants; return how many were missed."""
+    missed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        for part in ("flower_sap", "tests", "pyproject.toml"):
+            source = ROOT / part
+            (shutil.copytree if source.is_dir() else shutil.copy)(source, copy / part)
+        for mutant in MUTANTS:
+            if word in f"{mutant.file} {mutant.old}":
+                noticed = is_noticed(mutant, copy)
+                missed += not noticed
+                verdict = "noticed" if noticed else "MISSED"
+                print(f"{verdict:8} {mutant.file}: {mutant.old!r}", flush=True)
+    print(f"{missed} missed")
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(min(1, main(*sys.argv[1:2])))
