@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterator
 
 from flwr.app import Message, RecordDict
+from flwr.common import log as log
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.supercore.task_identity import TaskIdentity
@@ -35,15 +36,16 @@ def ensure_task_identity(run_id: int = 0) -> None:
 
 
 @contextlib.contextmanager
-def quiet_sampling() -> Iterator[None]:
+def quiet_sampling(key: str) -> Iterator[None]:
     """Ask an inner strategy for its messages without its side effects.
 
     Flower 1.42 draws its sample from Python's global generator and logs a line for
-    each. The engine samples by itself and asks once per model version, so the draw is
-    given back and the line held back.
+    each. Here the draw depends on `key` alone, the generator is as before afterwards,
+    and the line is held back.
     """
     logger = logging.getLogger("flwr")
     state = random.getstate()
+    random.seed(key)
     logger.addFilter(_is_warning)
     try:
         yield
@@ -68,7 +70,8 @@ def set_message_id(message: Message, message_id: str) -> None:
 
 def content_to_bytes(content: RecordDict) -> bytes:
     """Return the content in Flower's own wire format."""
-    return recorddict_to_proto(content).SerializeToString()
+    data: bytes = recorddict_to_proto(content).SerializeToString()
+    return data
 
 
 def content_from_bytes(data: bytes) -> RecordDict:

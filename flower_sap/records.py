@@ -4,7 +4,7 @@
 which costs more than all the engine does with what they hold.
 """
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
@@ -22,12 +22,18 @@ def config_of(content: RecordDict) -> ConfigRecord:
 
 
 def copy_records(records: RecordDict) -> RecordDict:
-    """Return new records over the same (immutable) values."""
+    """Return new records over the same values, with lists of their own."""
     if not records:
         return RecordDict()
     return RecordDict(
         {
-            key: type(record)(dict(record))  # type: ignore[arg-type]
+            key: type(record)(
+                {name: _own(value) for name, value in record.items()}
+            )
             for key, record in records.items()
         }
     )
+
+
+def _own(value: Any) -> Any:
+    return list(value) if isinstance(value, list) else value

@@ -255,13 +255,28 @@ def test_grace_counts_from_the_start_of_draining():
     assert by_time.merge_at(at(now=70, opened_at=8.0, synced_at=7.0)) == 72.0
 
 
-def test_patience_is_a_share_of_the_interval_and_the_shorter_wait_counts():
+def test_after_its_patience_the_next_full_buffer_ends_an_interval():
+    draining = at(now=9, opened_at=8.0, synced_at=4.0, merges_since_sync=1)
+    full = replace(draining, num_buffered=10)
+
+    # The interval took 4 s before it drained; half of that is 2 s.
+    assert Interval(merges=2, patience=0.5).merge_at(full) == 10.0
+    assert Interval(merges=2, patience=0.5).merge_at(draining) == WAIT
+    assert Interval(merges=2, patience=0.5, grace=1.0).merge_at(full) == 9.0
+    assert Interval(merges=2, patience=0.5, grace=9.0).merge_at(draining) == 17.0
+    assert Interval(patience=0.0).merge_at(draining) == WAIT
+
+
+def test_dispatching_goes_on_when_patience_ends():
+    policy = Interval(merges=2, patience=0.5)
     draining = at(now=9, opened_at=8.0, synced_at=4.0, merges_since_sync=1)
 
-    assert Interval(merges=2, patience=0.5).merge_at(draining) == 10.0
-    assert Interval(merges=2, patience=0.5, grace=1.0).merge_at(draining) == 9.0
-    assert Interval(merges=2, patience=0.5, grace=9.0).merge_at(draining) == 10.0
-    assert Interval(patience=0.0).merge_at(draining) == WAIT
+    assert not policy.may_start(draining)
+    assert policy.opens_at(draining) == 10.0
+    assert policy.may_start(replace(draining, now=10.0))
+    assert policy.synchronizes(replace(draining, now=10.0))
+    assert policy.opens_at(replace(draining, now=10.0)) == WAIT
+    assert policy.opens_at(replace(draining, merges_since_sync=0)) == WAIT
 
 
 def test_an_interval_of_seconds_ends_with_its_time():

@@ -12,6 +12,7 @@ version and balances work without guessing. Strategies that do not know of the r
 Flower's own included, ignore it.
 """
 
+import math
 from collections.abc import Callable
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord
@@ -46,7 +47,8 @@ def sap_mod(
     config = config_of(message.content)
     started = wall_seconds()
     reply = call_next(message, context)
-    if not isinstance(reply, Message) or not reply.has_content():
+    # Flower passes on whatever an app returns.
+    if not isinstance(reply, Message) or not reply.has_content():  # type: ignore[redundant-expr]
         return reply
     report = ConfigRecord({COMPUTE_SECONDS: wall_seconds() - started})
     if isinstance(config.get(BASE_VERSION), int):
@@ -65,5 +67,5 @@ def _add_work(
         report[NUM_SAMPLES] = num_examples * epochs
     for name in (NUM_SAMPLES, NUM_STEPS):
         value = metrics.get(name)
-        if isinstance(value, int | float):
+        if isinstance(value, int | float) and math.isfinite(value):
             report[name] = int(value)

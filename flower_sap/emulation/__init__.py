@@ -1,4 +1,4 @@
-"""Virtual time behind Flower's Grid: devices, links, fleets, and the nodes in-process."""
+"""Virtual time behind Flower's Grid: devices, links, fleets, in-process nodes."""
 
 from flower_sap.emulation.emulated_grid import EmulatedGrid
 from flower_sap.emulation.fleet import (

@@ -1,8 +1,8 @@
 """Run a ClientApp for one message, as a device's own process would.
 
-The app gets its own context and random generators seeded for this node and message; the caller's generators are put back. So a run does
-not depend on which process trains whom, even with a ClientApp that shuffles with
-global generators.
+The app gets its own context, and random generators seeded for this node and message;
+the caller's generators are put back. So a run does not depend on which process trains
+whom, even with a ClientApp that shuffles with global generators.
 """
 
 import contextlib
@@ -78,7 +78,7 @@ def run_client_app(
         try:
             reply = app(message, context)
         # Standing in for Flower, which answers any exception with an error reply.
-        except Exception:  # noqa: BLE001
+        except Exception:
             return Outcome(None, _raised(traceback.format_exc()), state)
     if not isinstance(reply, Message):
         reason = f"the ClientApp returned {type(reply).__name__}, expected a Message"
@@ -100,7 +100,7 @@ def _own_generators(seed: int, partition_id: int, number: int) -> Iterator[None]
     first, second, third = (int(word) for word in sequence.generate_state(3))
     random.seed(first)
     np.random.seed(second)  # noqa: NPY002
-    torch.random.default_generator.manual_seed(third)
+    torch.default_generator.manual_seed(third)
     try:
         yield
     finally:

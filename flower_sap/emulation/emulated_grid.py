@@ -5,7 +5,7 @@ message takes as long as its node's profile says::
 
     download (latency + bytes / downlink), then, when the node is free,
     computing (samples processed / (samples per second * jitter)), then
-    upload   (latency + bytes / uplink)
+    upload   (latency + bytes / uplink), while the node may compute again
 
 It is a conservative discrete-event simulation: a reply is released only when no
 message whose training is still going on could arrive earlier. The bound for those is
@@ -15,8 +15,8 @@ are broken by the order of dispatch.
 
 Samples processed are what the client reports (``samples-processed``), else its
 example count times the config's ``local-epochs``. Evaluation computes only forward,
-which costs a third of training. A device that does less than it declared still takes
-the declared time.
+which costs a third of training. A device that does less than the message declared, or
+fails, still takes the declared time.
 """
 
 import heapq
@@ -58,6 +58,7 @@ class _NodeQueue:
     """The messages of one node that are not trained yet, oldest first."""
 
     free_at: float = 0.0
+    arrived_at: float = 0.0  # its last reply at the server
     busy_seconds: float = 0.0
     flights: list[_Flight] = field(default_factory=list)
 
@@ -86,7 +87,7 @@ class EmulatedGrid(Grid):
     Raises
     ------
     ValueError
-        If the fleet has not exactly one profile per node.
+        If the fleet has not exactly one profile per node, or the seed is negative.
     """
 
     def __init__(self, grid: LocalGrid, fleet: Fleet, *, seed: int = 0) -> None:
@@ -95,6 +96,8 @@ class EmulatedGrid(Grid):
             raise ValueError(
                 f"the fleet has {len(fleet)} profiles for {len(node_ids)} nodes"
             )
+        if not seed >= 0:
+            raise ValueError(f"seed must be >= 0, got {seed}")
         self.clock = VirtualClock()
         self.clock.attach(self._next_arrival)
         self._grid = grid
@@ -148,7 +151,7 @@ class EmulatedGrid(Grid):
         if not self._arrived:
             return []
         asked = message_ids if hasattr(message_ids, "__contains__") else {*message_ids}
-        found = [m for m in self._arrived if m in asked]  # type: ignore[operator]
+        found = [m for m in self._arrived if m in asked]
         return [self._arrived.pop(message_id) for message_id in found]
 
     def send_and_receive(
@@ -218,7 +221,8 @@ class EmulatedGrid(Grid):
         """Make sure that nothing in training can arrive before what is known."""
         while self._training:
             bound, number, message_id = self._training[0]
-            if bound > limit or (self._coming and (bound, number) > self._coming[0][:2]):
+            is_behind = self._coming and (bound, number) > self._coming[0][:2]
+            if bound > limit or is_behind:
                 return
             heapq.heappop(self._training)
             if message_id in self._flights:
@@ -237,11 +241,11 @@ class EmulatedGrid(Grid):
 
     def _time(self, flight: _Flight, reply: Message, queue: _NodeQueue) -> float:
         """Return when the reply arrives; the node is busy until it has computed."""
-        computing = 0.0
+        computing = flight.declared  # less would break the bound of the dispatch
         nbytes = 0
         if reply.has_content():
             samples = _samples(flight.message, reply)
-            computing = max(flight.declared, samples * flight.pace)
+            computing = max(computing, samples * flight.pace)
             self.samples += samples
             _restate(reply, computing)
             nbytes = num_content_bytes(reply.content)
@@ -249,7 +253,13 @@ class EmulatedGrid(Grid):
         queue.free_at = starts_at + computing
         queue.busy_seconds += computing
         self.bytes_up += nbytes
-        return queue.free_at + flight.profile.link.up_seconds(nbytes)
+        link = flight.profile.link
+        # The uplink carries one reply after the other, so none overtakes another.
+        uploads_at = max(queue.free_at, queue.arrived_at - link.latency)
+        queue.arrived_at = max(
+            queue.arrived_at, uploads_at + link.up_seconds(nbytes)
+        )
+        return queue.arrived_at
 
     def _land_until(self, now: float) -> None:
         self._settle(now)
@@ -268,8 +278,9 @@ def _size(message: Message, sizes: dict[int, int]) -> int:
 
 def _number(value: object, default: float) -> float:
     """Return a positive finite number, or the default: clients may say anything."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and 0 < value < 1e15 else default  # type: ignore
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return default
+    return float(value) if 0 < value < 1e15 else default
 
 
 def _declared_samples(message: Message) -> float:

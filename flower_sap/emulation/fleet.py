@@ -13,9 +13,10 @@ a TOML file::
     latency = 0.05                # default 0: seconds, one way
 """
 
+import json
 import math
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -230,54 +231,73 @@ class Fleet:
         for number, entry in enumerate(tables["node"], 1):
             try:
                 nodes += _read_node(entry)
-            except (ValueError, TypeError, KeyError) as error:
+            except (ValueError, OverflowError) as error:
                 raise ValueError(f"{path}, node {number}: {error}") from error
-        return cls(tuple(nodes), name=str(tables.get("name", path.stem)))
+        try:
+            return cls(tuple(nodes), name=_text(tables, "name", path.stem))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
 
     def to_toml(self) -> str:
         """Return a fleet file that `from_toml` reads back."""
-        lines = [f'name = "{self.name}"']
+        lines = [f"name = {_quoted(self.name)}"]
         for node in self.nodes:
+            device, link = node.device, node.link
             lines += [
                 "",
                 "[[node]]",
-                f'name = "{node.device.name}"',
-                f"samples_per_second = {node.device.samples_per_second!r}",
-                f"jitter = {node.device.jitter!r}",
-                f"uplink = {node.link.uplink!r}",
-                f"downlink = {node.link.downlink!r}",
-                f"latency = {node.link.latency!r}",
+                f"name = {_quoted(device.name)}",
+                f"samples_per_second = {float(device.samples_per_second)!r}",
+                f"jitter = {float(device.jitter)!r}",
+                f"uplink = {float(link.uplink)!r}",
+                f"downlink = {float(link.downlink)!r}",
+                f"latency = {float(link.latency)!r}",
             ]
         return "\n".join(lines) + "\n"
 
 
-_REQUIRED: dict[str, Callable[[Any], object]] = {
-    "samples_per_second": float,
-    "uplink": float,
-    "downlink": float,
-}
+_REQUIRED = {"samples_per_second", "uplink", "downlink"}
 _OPTIONAL = {"name", "count", "jitter", "latency"}
 
 
-def _read_node(entry: dict[str, Any]) -> list[NodeProfile]:
-    missing = sorted(set(_REQUIRED) - set(entry))
-    unknown = sorted(set(entry) - set(_REQUIRED) - _OPTIONAL)
+def _read_node(entry: object) -> list[NodeProfile]:
+    if not isinstance(entry, dict):
+        raise ValueError(f"expected a table of keys and values, got {entry!r}")
+    missing = sorted(_REQUIRED - set(entry))
+    unknown = sorted(set(entry) - _REQUIRED - _OPTIONAL)
     if missing or unknown:
         raise ValueError(f"missing keys {missing}, unknown keys {unknown}")
     count = entry.get("count", 1)
-    if not isinstance(count, int) or not count >= 1:
-        raise ValueError(f"count must be >= 1, got {count!r}")
+    if type(count) is not int or not count >= 1:
+        raise ValueError(f"count must be a whole number >= 1, got {count!r}")
     device = Device(
-        str(entry.get("name", "device")),
-        float(entry["samples_per_second"]),
-        float(entry.get("jitter", 0.0)),
+        _text(entry, "name", "device"),
+        _real(entry, "samples_per_second"),
+        _real(entry, "jitter"),
     )
     link = Link(
-        float(entry["uplink"]),
-        float(entry["downlink"]),
-        float(entry.get("latency", 0.0)),
+        _real(entry, "uplink"), _real(entry, "downlink"), _real(entry, "latency")
     )
     return [NodeProfile(device, link)] * count
+
+
+def _real(entry: dict[str, Any], key: str) -> float:
+    value = entry.get(key, 0.0)
+    if type(value) not in (int, float):
+        raise ValueError(f"{key} must be a number, got {value!r}")
+    return float(value)
+
+
+def _text(entry: dict[str, Any], key: str, default: str) -> str:
+    value = entry.get(key, default)
+    if not isinstance(value, str):
+        raise ValueError(f"{key} must be a text in quotes, got {value!r}")
+    return value
+
+
+def _quoted(text: str) -> str:
+    """Return a TOML string, whose escapes are those of JSON and one more."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _profile(name: str, speed: float, rate: float, jitter: float) -> NodeProfile:

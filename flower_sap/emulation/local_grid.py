@@ -115,6 +115,7 @@ class LocalGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies that are there; without workers, one is made first."""
+        message_ids = list(message_ids)
         if self._pool is not None:
             self._collect(timeout=0.0)
         elif self._replies.keys().isdisjoint(message_ids):

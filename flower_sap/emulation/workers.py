@@ -110,6 +110,8 @@ class _Worker:
         metadata = job.message.metadata
         header = {
             "type": metadata.message_type,
+            "group_id": metadata.group_id,
+            "ttl": metadata.ttl,
             "id": metadata.message_id,
             "run_id": metadata.run_id,
             "seeds": job.seeds,
@@ -130,7 +132,7 @@ class _Worker:
             reason = f"the worker process died (exit code {self.process.exitcode})"
             return job, Outcome(None, Error(CLIENT_APP_CRASHED, reason), job.state)
         if header:
-            error = Error(int(header["code"]), str(header["reason"]))
+            error = Error(int(str(header["code"])), str(header["reason"]))
             return job, Outcome(None, error, state)
         return job, Outcome(content, None, state)
 
@@ -156,14 +158,20 @@ def _serve(app: ClientApp, pipe: Connection, parents_end: Connection) -> None:
                 tuple(header["seeds"]),  # type: ignore[arg-type]
             )
             error = outcome.error
-            told = {"code": error.code, "reason": error.reason} if error else {}
+            told: dict[str, object] = {}
+            if error is not None:
+                told = {"code": error.code, "reason": error.reason}
             pipe.send_bytes(_pack(told, outcome.content, outcome.state))
 
 
 def _rebuild(header: dict[str, object], content: RecordDict) -> Message:
     node: dict[str, int] = header["node"]  # type: ignore[assignment]
     message = Message(
-        content, dst_node_id=node["node_id"], message_type=str(header["type"])
+        content,
+        dst_node_id=node["node_id"],
+        message_type=str(header["type"]),
+        group_id=str(header["group_id"]),
+        ttl=float(str(header["ttl"])),
     )
     message.metadata.__dict__["_run_id"] = header["run_id"]
     set_message_id(message, str(header["id"]))

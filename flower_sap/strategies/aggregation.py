@@ -82,10 +82,10 @@ class StreamingMean:
 
     Updates of full weight measured from the current model enter a *running mean*
     (West 1979), :math:`m \leftarrow m + (n_i / N)(x_i - m)`: equal models give that
-    model to the last bit. The others enter a sum of weighted deltas; there
+    model to the last bit. The others enter a running mean of weighted deltas; there
     :math:`x - b` is exact where the two are close (Sterbenz), so a zero delta adds
     nothing. float32 suffices for both: errors are of the last place of the mean, or
-    relative to the delta.
+    relative to the delta, and no sum outgrows what it is the mean of.
 
     Parameters
     ----------
@@ -111,6 +111,7 @@ class StreamingMean:
         self._delta: list[NDArray[Any] | None] = [None] * len(current)
         self._peak: Arrays | None = None
         self._fresh = 0.0
+        self._stale = 0.0
         self._folded = 0.0
         self._total = 0.0
 
@@ -125,12 +126,16 @@ class StreamingMean:
             if len(self._pending) >= self._GROUP:
                 self._fold()
             return
+        self._stale += num_examples
+        part = num_examples / self._stale
         for index, kind in enumerate(self._kinds):
             if kind is Kind.PARAMETER:
-                self._add_delta(index, update[index], base[index], num_examples * gain)
+                mean = self._mean_delta(index)
+                step_mean_delta(mean, update[index], base[index], gain, part)
             elif kind is Kind.STATISTIC:
-                mixed = num_examples * share
-                self._add_delta(index, update[index], self._current[index], mixed)
+                mean = self._mean_delta(index)
+                current = self._current[index]
+                step_mean_delta(mean, update[index], current, share, part)
 
     def models(self, scale: float) -> list[tuple[Arrays, float]]:
         """Return the one mean model and the sum of examples; uses the sums up."""
@@ -173,18 +178,18 @@ class StreamingMean:
         else:
             self._mean[index] = step_mean(mean, x, share)
 
-    def _add_delta(
-        self, index: int, update: NDArray[Any], base: NDArray[Any], weight: float
-    ) -> None:
-        total = self._delta[index]
-        if total is None:
-            total = self._spare_delta[index]
-            if total is None:
-                total = np.zeros(update.shape, _wide(update))
-            else:
-                total.fill(0)
-            self._delta[index] = total
-        _add_scaled_difference(total, update, base, weight)
+    def _mean_delta(self, index: int) -> NDArray[Any]:
+        """Return the running mean of deltas, zero at first."""
+        mean = self._delta[index]
+        if mean is not None:
+            return mean
+        spare, current = self._spare_delta[index], self._current[index]
+        if spare is None:
+            spare = np.zeros(current.shape, _wide(current))
+        else:
+            spare.fill(0)
+        self._delta[index] = spare
+        return spare
 
     def _merged(self, index: int, scale: float) -> NDArray[Any]:
         current, kind = self._current[index], self._kinds[index]
@@ -200,7 +205,7 @@ class StreamingMean:
         # In place, for a model may be most of the memory there is: first the mean's
         # pull, then the deltas, then the current model below both.
         total = np.zeros(current.shape, _wide(current)) if delta is None else delta
-        total *= scale / self._total
+        total *= scale * self._stale / self._total
         if mean is not None:
             mean -= current
             mean *= scale * self._fresh / self._total
@@ -310,18 +315,20 @@ def step_mean(
     return mean
 
 
-def _add_scaled_difference(
-    total: NDArray[Any], x: NDArray[Any], base: NDArray[Any], weight: float
+def step_mean_delta(
+    mean: NDArray[Any], x: NDArray[Any], base: NDArray[Any], gain: float, share: float
 ) -> None:
-    if total.size < LARGE or total.dtype != x.dtype:
-        total += (x.astype(total.dtype, copy=False) - base) * weight
+    """Move `mean` towards ``gain * (x - base)`` by `share`, in place."""
+    if mean.size < LARGE or mean.dtype != x.dtype:
+        delta = (x.astype(mean.dtype, copy=False) - base) * gain
+        mean += (delta - mean) * share
         return
     # In pieces that stay in the cache: a difference as large as the array would go
     # out to memory and back.
-    flat = [as_tensor(array).reshape(-1) for array in (total, x, base)]
+    flat = [as_tensor(array).reshape(-1) for array in (mean, x, base)]
     piece = flat[0].new_empty(_PIECE)
-    for start in range(0, total.size, _PIECE):
+    for start in range(0, mean.size, _PIECE):
         to, new, old = (tensor[start : start + _PIECE] for tensor in flat)
-        difference = piece[: len(to)]
-        torch.sub(new, old, out=difference)
-        to.add_(difference, alpha=weight)
+        delta_piece = piece[: len(to)]
+        torch.sub(new, old, out=delta_piece)
+        to.lerp_(delta_piece.mul_(gain), share)

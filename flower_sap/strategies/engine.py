@@ -8,9 +8,10 @@ a SuperLink, in Flower's simulation runtime and in virtual time. All that change
 import copy
 import heapq
 import math
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -45,7 +46,7 @@ from flower_sap.strategies.state import (
     Taken,
     Trip,
 )
-from flower_sap.strategies.sync import RoundView, SyncPolicy
+from flower_sap.strategies.sync import AT_ONCE, RoundView, SyncPolicy
 from flower_sap.strategies.updates import read_evaluation, read_update
 from flower_sap.strategies.work import WorkRule
 from flower_sap.wire import BASE_VERSION, DISPATCH_NUMBER, LOCAL_STEPS
@@ -143,18 +144,27 @@ class Engine:
         self._released = Released(parts.release, self._state.arrays, manifest)
         self._evaluations = EvaluationQueue()
         self._resting: list[tuple[float, int]] = []
-        self._expiries: list[tuple[float, int, str]] = []
+        self._expiries: deque[tuple[float, str]] = deque()
         self._template: tuple[str, RecordDict, int] | None = None
         self._looked_at = -math.inf
+        self._progressed_at = 0.0
         self._is_stopping = False
 
     # --- the loop ---------------------------------------------------------------
 
     def run(self) -> ArrayRecord:
         """Run all rounds and return the final model."""
+        try:
+            self._run_rounds()
+            self._finish_evaluations()
+        finally:  # also after an error each message ends once in the log
+            self._leave_behind()
+        return self._released_record()
+
+    def _run_rounds(self) -> None:
         state = self._state
         self._wait_for_nodes()
-        state.merged_at = state.synced_at = self._clock.now()
+        state.merged_at = state.synced_at = self._progressed_at = self._clock.now()
         state.buffers = [
             self._new_buffer() for _ in range(self._parts.sync.num_groups())
         ]
@@ -164,10 +174,8 @@ class Engine:
             self._clock.wait_until(self._next_look())
             self._take_replies()
             self._expire_trips()
-            self._merge_due()
+            self._merge_due(self._clock.now())
             self._check_progress()
-        self._finish()
-        return self._released_record()
 
     def _released_record(self) -> ArrayRecord:
         arrays = self._released.arrays
@@ -181,16 +189,24 @@ class Engine:
 
     def _next_look(self) -> float:
         """Return when something can happen even if nothing arrives (s)."""
-        state = self._state
-        times = [state.merged_at + self._limits.timeout]
+        times = [self._progressed_at + self._limits.timeout, self._next_change()]
+        for group, buffer in enumerate(self._state.buffers):
+            view = self._view(group)
+            opens_at = self._parts.sync.opens_at(view)
+            if opens_at > view.now:  # what is past would stop virtual time
+                times.append(opens_at)
+            if buffer.taken or buffer.held:
+                times.append(self._parts.sync.merge_at(view))
+        return min(times)
+
+    def _next_change(self) -> float:
+        """Return when a node may come back, be given up on, or be looked for (s)."""
+        times = [math.inf]
         if self._resting:
             times.append(self._resting[0][0])
         if self._expiries:
             times.append(self._expiries[0][0])
-        for group, buffer in enumerate(state.buffers):
-            if buffer.taken or buffer.held:
-                times.append(self._parts.sync.merge_at(self._view(group)))
-        if not state.nodes or self._is_short_of_nodes():
+        if not self._state.nodes or self._is_short_of_nodes():
             times.append(self._looked_at + _LOOK_SECONDS)
         return min(times)
 
@@ -240,7 +256,8 @@ class Engine:
         now = self._clock.now()
         while self._resting and self._resting[0][0] <= now:
             self._idle(heapq.heappop(self._resting)[1])
-        if now - self._looked_at >= _LOOK_SECONDS:
+        # The same sum as in `_next_change`: a difference may round to just below.
+        if now >= self._looked_at + _LOOK_SECONDS:
             self._take_in(list(self._grid.get_node_ids()))
 
     def _take_in(self, node_ids: list[int]) -> None:
@@ -276,9 +293,7 @@ class Engine:
     def _start_nodes(self) -> None:
         """Send evaluate messages, then train messages where the policy allows it."""
         self._send_evaluations()
-        state, sync = self._state, self._parts.sync
-        if sync.starts_together() and not self._evaluations.is_empty:
-            return
+        state = self._state
         free = len(state.idle)
         if self._parts.concurrency is not None:
             free = min(free, self._parts.concurrency - len(state.trips))
@@ -297,10 +312,21 @@ class Engine:
             self._push_train(chosen[start : start + _PUSH_BATCH])
 
     def _may_start(self, group: int) -> bool:
+        if self._parts.sync.starts_together() and self._evaluates(group):
+            return False
         view = self._view(group)
         # A policy cannot stop a run in which nothing is on its way.
         nothing_moves = view.is_empty and not self._state.trips
         return nothing_moves or self._parts.sync.may_start(view)
+
+    def _evaluates(self, group: int) -> bool:
+        """Return whether a node of this group is evaluating, or about to."""
+        return not self._evaluations.is_empty and any(
+            self._evaluations.waits_for(node.node_id)
+            or (node.is_busy and node.has_just_evaluated)
+            for node in self._state.nodes.values()
+            if node.group == group
+        )
 
     def _choose(self, ready: list[int], free: int) -> list[int]:
         """Take up to `free` nodes out of `ready`: all in order, or some at random."""
@@ -380,8 +406,8 @@ class Engine:
         """Push messages; return the id of each, or "" where it was refused."""
         refusal = "the grid refused the message"
         try:
-            accepted = set(self._grid.push_messages(messages))
-        except Exception as error:  # noqa: BLE001  a push may fail in any way (1.42)
+            accepted = {m for m in self._grid.push_messages(messages) if m}
+        except Exception as error:  # a push may fail in any way (1.42)
             accepted, refusal = set(), f"push failed: {type(error).__name__}: {error}"
         message_ids = []
         for message, asked in zip(messages, steps, strict=True):
@@ -419,8 +445,7 @@ class Engine:
     def _send_off(self, trip: Trip, nbytes: int) -> None:
         self._state.take_off(trip)
         self._state.bytes_down += nbytes
-        number = self._state.num_dispatched
-        heapq.heappush(self._expiries, (trip.expires_at, number, trip.message_id))
+        self._expiries.append((trip.expires_at, trip.message_id))
 
     # --- receiving --------------------------------------------------------------
 
@@ -430,8 +455,10 @@ class Engine:
         # Keys, not a list: with ten thousand nodes in flight a list per look is slow.
         for reply in list(self._grid.pull_messages(self._state.trips.keys())):
             self._take(reply)
+            # A full buffer is merged before the next update is added to it, but a
+            # deadline lets in all that is there.
             if not self._is_complete:
-                self._merge_due()
+                self._merge_due(AT_ONCE)
 
     def _take(self, reply: Message) -> None:
         """End one trip, well or badly."""
@@ -541,7 +568,10 @@ class Engine:
         self, trip: Trip, kind: type[ev.Failed] | type[ev.Rejected], reason: str
     ) -> None:
         self._end(trip, kind, reason)
-        self._rest(trip.node_id, reason)
+        if trip.purpose == "train":
+            self._rest(trip.node_id, reason)
+        else:  # it may not know how to evaluate, and yet train well
+            self._idle(trip.node_id)
 
     def _end(
         self,
@@ -562,8 +592,13 @@ class Engine:
 
     def _expire_trips(self) -> None:
         now = self._clock.now()
-        while self._expiries and self._expiries[0][0] <= now:
-            trip = self._state.trips.pop(heapq.heappop(self._expiries)[2], None)
+        # All wait equally long, so they expire in order of dispatch.
+        while self._expiries:
+            expires_at, message_id = self._expiries[0]
+            if message_id in self._state.trips and expires_at > now:
+                return
+            self._expiries.popleft()
+            trip = self._state.trips.pop(message_id, None)
             if trip is None:
                 continue
             self._state.land(trip)
@@ -576,11 +611,11 @@ class Engine:
 
     # --- merging ----------------------------------------------------------------
 
-    def _merge_due(self) -> None:
-        """Merge every buffer that its policy says is due."""
-        for group, buffer in enumerate(self._state.buffers):
+    def _merge_due(self, by: float) -> None:
+        """Merge every buffer that its policy says is due at time `by`."""
+        for group in range(len(self._state.buffers)):
             view = self._view(group)
-            if view.num_buffered and self._parts.sync.merge_at(view) <= view.now:
+            if view.num_buffered and self._parts.sync.merge_at(view) <= by:
                 self._merge(group, view)
                 if self._is_complete:
                     return
@@ -590,6 +625,7 @@ class Engine:
         buffer = state.buffers[group]
         for held in buffer.held:
             self._add(buffer, held)
+        buffer.held = []
         self._train_template()  # an inner optimizer learns the current model from it
         scale = parts.merge.scale(buffer.totals)
         arrays, metrics = self._inner.aggregate(
@@ -628,7 +664,7 @@ class Engine:
             ) from error
         state.version += 1
         state.merges_since_sync += 1
-        state.merged_at = self._clock.now()
+        state.merged_at = self._progressed_at = self._clock.now()
         self._template = None
         self._released.follow(
             state.arrays,
@@ -666,8 +702,10 @@ class Engine:
         state = self._state
         state.round += 1
         released = self._released_record()
+        # A node that fails or is lost would only hold the others up.
+        healthy = [n for n, node in state.nodes.items() if not node.failures_in_row]
         requests = self._inner.evaluate_messages(
-            state.round, released, self._evaluate_config, list(state.nodes)
+            state.round, released, self._evaluate_config, healthy
         )
         self._evaluations.add(
             Request(state.round, state.version, node_id, message_type, content)
@@ -681,14 +719,29 @@ class Engine:
     def _send_evaluations(self) -> None:
         if self._evaluations.is_empty:
             return
-        asked = [n for n in self._state.idle if self._evaluations.waits_for(n)]
-        self._state.idle = [n for n in self._state.idle if n not in set(asked)]
+        asked = [n for n in self._state.idle if self._may_evaluate(n)]
+        taken = set(asked)
+        self._state.idle = [n for n in self._state.idle if n not in taken]
         for start in range(0, len(asked), _PUSH_BATCH):
             requests = [
                 self._evaluations.take(node_id)
                 for node_id in asked[start : start + _PUSH_BATCH]
             ]
             self._push_evaluations(requests)
+
+    def _may_evaluate(self, node_id: int) -> bool:
+        """Return whether an idle node is to evaluate now.
+
+        Where rounds end faster than evaluations, a node that evaluated whenever it is
+        asked would never train again.
+        """
+        if not self._evaluations.waits_for(node_id):
+            return False
+        return (
+            self._is_complete
+            or self._parts.sync.starts_together()
+            or not self._state.nodes[node_id].has_just_evaluated
+        )
 
     def _push_evaluations(self, requests: list[Request]) -> None:
         messages = [
@@ -717,10 +770,10 @@ class Engine:
             return
         nbytes = num_content_bytes(reply.content)
         self._state.bytes_up += nbytes
+        num_examples: Any = metrics[self._inner.weighted_by]
         self._tell(ev.Arrived(
             self._clock.now(), trip.message_id, trip.node_id, "evaluate",
-            trip.base_version, nbytes, float(metrics[self._inner.weighted_by]), None,
-            None,
+            trip.base_version, nbytes, float(num_examples), None, None,
         ))
         self._idle(trip.node_id)
         self._note_evaluation(trip, _without_arrays(reply, metrics))
@@ -730,6 +783,7 @@ class Engine:
 
     def _close(self, rounds: Iterable[Finished]) -> None:
         for finished in rounds:
+            self._progressed_at = self._clock.now()
             if finished.replies:
                 metrics = self._inner.aggregate_evaluate(
                     finished.round, finished.replies
@@ -749,24 +803,27 @@ class Engine:
                 failures=_MOST_FAILURES,
                 reasons={node.node_id: node.last_reason for node in nodes},
             )
-        if self._is_complete or now < state.merged_at + self._limits.timeout:
+        if self._is_complete or now < self._progressed_at + self._limits.timeout:
             return
         raise StalledError(
             policy=self._parts.sync,
             num_buffered=sum(len(b.taken) + len(b.held) for b in state.buffers),
             num_in_flight=len(state.trips),
-            waited=now - state.merged_at,
+            waited=now - self._progressed_at,
         )
 
-    def _finish(self) -> None:
-        """Let evaluations end; leave the rest of what is out behind."""
+    def _finish_evaluations(self) -> None:
+        """Wait for the evaluations of the last rounds."""
         give_up_at = self._clock.now() + self._limits.timeout
         while not self._evaluations.is_empty and self._clock.now() < give_up_at:
             self._look_for_nodes()
             self._send_evaluations()
-            self._clock.wait_until(min(self._next_look(), give_up_at))
+            self._clock.wait_until(min(self._next_change(), give_up_at))
             self._take_replies()
             self._expire_trips()
+
+    def _leave_behind(self) -> None:
+        """End in the log what is still out, or waits for a merge."""
         for trip in list(self._state.trips.values()):
             self._end(trip, ev.Dropped, "the run is over")
         for buffer in self._state.buffers:

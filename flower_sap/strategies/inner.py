@@ -98,10 +98,15 @@ class InnerStrategy:
         The wrapped strategy.
     manifest : Manifest
         What the model is.
+    seed : int
+        Of the draws that the strategy makes: who evaluates, where not all do.
     """
 
-    def __init__(self, strategy: Strategy, manifest: Manifest) -> None:
+    def __init__(
+        self, strategy: Strategy, manifest: Manifest, *, seed: int = 0
+    ) -> None:
         self._strategy = strategy
+        self._seed = seed
         self._manifest = manifest
         aggregate = type(strategy).aggregate_train
         self._is_mean = aggregate in _MEANS
@@ -155,7 +160,7 @@ class InnerStrategy:
         shown = ArrayRecord({name: arrays[name] for name in self._shown.names})
         needed = max(1, *(_setting(self._strategy, name, 1) for name in _MINIMA))
         grid = StandInGrid(_padded(node_ids[:needed], needed))
-        with quiet_sampling():
+        with quiet_sampling(f"{self._seed} train {step}"):
             messages = list(
                 self._strategy.configure_train(
                     step, shown, ConfigRecord(dict(config)), grid
@@ -217,7 +222,7 @@ class InnerStrategy:
         if is_streamed and self._is_mean:  # the mean is all there is to do
             return models[0][0], self._train_metrics(replies)
         rebuilt = self._rebuilt(models, replies, is_streamed=is_streamed)
-        with quiet_sampling():
+        with quiet_sampling(f"{self._seed} merge {step}"):
             arrays, metrics = self._strategy.aggregate_train(step, rebuilt)
         if arrays is None:
             raise InnerStrategyError(
@@ -309,9 +314,11 @@ class InnerStrategy:
         """Return (node id, type, content) of the messages that evaluate a round."""
         needed = max(1, *(_setting(self._strategy, name, 1) for name in _EVAL_MINIMA))
         grid = StandInGrid(_padded(node_ids, needed))
-        with quiet_sampling():
-            messages = self._strategy.configure_evaluate(
-                round_, arrays, ConfigRecord(dict(config)), grid
+        with quiet_sampling(f"{self._seed} evaluate {round_}"):
+            messages = list(
+                self._strategy.configure_evaluate(
+                    round_, arrays, ConfigRecord(dict(config)), grid
+                )
             )
         known = set(node_ids)
         return [
@@ -333,7 +340,7 @@ class InnerStrategy:
                 {"metrics": MetricRecord({n: _metrics(reply)[n] for n in common})}
             )
             rebuilt.append(message)
-        with quiet_sampling():
+        with quiet_sampling(f"{self._seed} metrics {round_}"):
             return self._strategy.aggregate_evaluate(round_, rebuilt)
 
 

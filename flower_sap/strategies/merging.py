@@ -169,8 +169,8 @@ class ModelMixing(MergeRule):
         return True
 
     def gain(self, weight: float, num_steps: float) -> float:
-        """Return the weight."""
-        return weight
+        """Return the weight, bounded so that nothing overshoots a client's model."""
+        return min(weight, 1 / self.mixing)
 
     def scale(self, totals: Totals) -> float:
         """Return the mixing rate."""

@@ -15,12 +15,11 @@ from logging import INFO
 from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flower_sap import events as ev
-from flower_sap._flower import ensure_task_identity
+from flower_sap._flower import ensure_task_identity, log
 from flower_sap.clock import Clock, WallClock
 from flower_sap.payload.dense import Manifest
 from flower_sap.progress import ProgressLine
@@ -99,7 +98,7 @@ class SemiAsync(Strategy):
         What does not change the algorithm: seed, event log, observers, clock.
     """
 
-    def __init__(  # noqa: PLR0913  one argument per part, each with a default
+    def __init__(
         self,
         inner: Strategy | None = None,
         *,
@@ -127,6 +126,7 @@ class SemiAsync(Strategy):
             concurrency=concurrency,
             seed=self.options.seed,
         )
+
     def __repr__(self) -> str:
         """Return the expression that builds this strategy."""
         parts = self.parts
@@ -151,7 +151,7 @@ class SemiAsync(Strategy):
         log(INFO, "\t│\t└── Concurrency: %s", parts.concurrency or "all nodes")
         self.inner.summary()
 
-    def start(  # noqa: PLR0913  Flower's signature
+    def start(
         self,
         grid: Grid,
         initial_arrays: ArrayRecord,
@@ -201,16 +201,13 @@ class SemiAsync(Strategy):
         ensure_task_identity()
         clock = self.options.clock or getattr(grid, "clock", None) or WallClock()
         manifest = Manifest.of(initial_arrays)
-        report = _Report(
-            clock, self._open_observers(num_rounds), evaluate_fn, should_stop
-        )
+        report = _Report(clock, evaluate_fn, should_stop)
         log(INFO, "Starting SemiAsync strategy:")
         self.summary()
-        report.begin(repr(self), num_rounds, manifest, initial_arrays)
         engine = Engine(
             self.parts,
             Limits(num_rounds, timeout, report.should_stop),
-            InnerStrategy(self.inner, manifest),
+            InnerStrategy(self.inner, manifest, seed=self.options.seed),
             grid=grid,
             clock=clock,
             initial_arrays=initial_arrays,
@@ -222,7 +219,9 @@ class SemiAsync(Strategy):
             tell=report.tell,
             report=report,
         )
-        return report.close_over(engine)
+        report.open(self._open_observers(num_rounds))
+        started = ev.RunStarted(clock.now(), repr(self), num_rounds, manifest.nbytes)
+        return report.close_over(engine, started, initial_arrays)
 
     def _open_observers(self, num_rounds: int) -> list[ev.Observer]:
         observers = list(self.options.observers)
@@ -265,33 +264,28 @@ class _Report:
     def __init__(
         self,
         clock: Clock,
-        observers: list[ev.Observer],
         evaluate_fn: EvaluateFn | None,
         should_stop: StopFn | None,
     ) -> None:
         self._clock = clock
-        self._observers = observers
+        self._observers: list[ev.Observer] = []
         self._evaluate_fn = evaluate_fn
         self._should_stop = should_stop
         self._version = 0
         self.result = RunResult()
 
+    def open(self, observers: list[ev.Observer]) -> None:
+        self._observers = observers
+
     def tell(self, event: ev.Event) -> None:
+        if isinstance(event, ev.Aggregated):
+            self._version = event.version
         for observer in self._observers:
             observer(event)
-
-    def begin(
-        self, strategy: str, num_rounds: int, manifest: Manifest, arrays: ArrayRecord
-    ) -> None:
-        now = self._clock.now()
-        self.tell(ev.RunStarted(now, strategy, num_rounds, manifest.nbytes))
-        self.result.arrays = arrays
-        self._evaluate(0, ServerState([]), arrays)
 
     def end_round(
         self, state: ServerState, arrays: ArrayRecord, metrics: MetricRecord | None
     ) -> None:
-        self._version = state.version
         self.result.arrays = arrays
         if metrics is not None:
             self.result.train_metrics_clientapp[state.round] = metrics
@@ -327,10 +321,15 @@ class _Report:
     def should_stop(self, round_: int) -> bool:
         return self._should_stop is not None and self._should_stop(round_, self.result)
 
-    def close_over(self, engine: Engine) -> RunResult:
+    def close_over(
+        self, engine: Engine, started: ev.RunStarted, arrays: ArrayRecord
+    ) -> RunResult:
         """Run the engine; whatever happens, the log ends with a reason."""
         reason = "interrupted"
+        self.tell(started)
         try:
+            self.result.arrays = arrays
+            self._evaluate(0, ServerState([]), arrays)
             self.result.arrays = engine.run()
             reason = "finished"
         except Exception as error:

@@ -4,7 +4,6 @@
 versions are kept only while a message in flight was trained from them.
 """
 
-import math
 from dataclasses import dataclass, field
 
 from flwr.app import Message
@@ -68,7 +67,7 @@ class NodeState:
     overhead_seconds: float = 0.0
     trip_seconds: float | None = None
     is_busy: bool = False
-    rests_until: float = -math.inf
+    has_just_evaluated: bool = False
 
     def observe(self, trip: Trip, work: WorkReport, now: float) -> None:
         """Learn the node's pace from a finished trip."""
@@ -186,7 +185,9 @@ class ServerState:
     def take_off(self, trip: Trip) -> None:
         """Note a message that was sent."""
         self.trips[trip.message_id] = trip
-        self.nodes[trip.node_id].is_busy = True
+        node = self.nodes[trip.node_id]
+        node.is_busy = True
+        node.has_just_evaluated = trip.purpose == "evaluate"
         if trip.purpose == "train":
             self.base_arrays[trip.base_version] = self.arrays
             flying = self.num_flying.get(trip.base_version, 0)

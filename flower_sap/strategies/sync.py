@@ -66,6 +66,10 @@ class SyncPolicy(Protocol):
         """Return whether an idle node may start now."""
         return True
 
+    def opens_at(self, view: RoundView) -> float:
+        """Return when `may_start` may turn true by time alone (s); inf: never."""
+        return math.inf
+
     def synchronizes(self, view: RoundView) -> bool:
         """Return whether a merge now continues everybody from one version."""
         return False
@@ -148,8 +152,8 @@ class Interval(SyncPolicy):
 
     Within an interval the buffer is merged every `buffer` updates. An interval ends
     after `merges` merges or `seconds` seconds: dispatching stops, those still out are
-    awaited for at most `grace` seconds, what came is merged, and all continue from
-    that version. Nobody late, :math:`\tau \le` ``merges`` - 1 at every merge.
+    awaited, what came is merged, and all continue from that version; who is out longer
+    than that is late. Nobody late, :math:`\tau \le` ``merges`` - 1 at every merge.
 
     Parameters
     ----------
@@ -160,10 +164,13 @@ class Interval(SyncPolicy):
     buffer : int or None
         K >= 1 updates a merge within the interval. None: merge only at its end.
     grace : float or None
-        Longest wait for those still out (s), >= 0. None: no limit.
+        Longest wait for those still out (s), >= 0; then what came is merged. None: no
+        limit.
     patience : float or None
-        The same as a share of the interval's own length so far, >= 0, so that it
-        needs no knowledge of the fleet; the shorter wait counts. None: no limit.
+        A softer limit, as a share of the interval's own length so far, >= 0, so that
+        it needs no knowledge of the fleet: then dispatching goes on, and the next full
+        buffer ends the interval, so that no version is made of one or two updates.
+        None: no limit.
     drop_late : bool
         What to do with an update that comes after its grace: leave it out, or
         (default) rebase it on the current version and discount it by its staleness.
@@ -203,15 +210,16 @@ class Interval(SyncPolicy):
         )
         return min(from_merges, view.synced_at + (self.seconds or math.inf))
 
-    def _gives_up_at(self, view: RoundView, drains_from: float) -> float:
-        """Return until when (s) those still out are awaited."""
-        waits = []
-        if self.grace is not None:
-            waits.append(self.grace)
-        if self.patience is not None:
-            waits.append(self.patience * (drains_from - view.synced_at))
+    def _ends_by(self, drains_from: float) -> float:
+        """Return when the interval ends whoever is still out (s)."""
+        return WAIT if self.grace is None else drains_from + self.grace
+
+    def _patient_until(self, view: RoundView, drains_from: float) -> float:
+        """Return until when dispatching stays stopped (s)."""
         # Not to be computed for an interval whose end is unknown: inf * 0 is NaN.
-        return drains_from + min(waits, default=WAIT) if drains_from < WAIT else WAIT
+        if self.patience is None or drains_from == WAIT:
+            return WAIT
+        return drains_from + self.patience * (drains_from - view.synced_at)
 
     def merge_at(self, view: RoundView) -> float:
         """Return when the buffer is full, or when the interval may end."""
@@ -219,14 +227,25 @@ class Interval(SyncPolicy):
         if drains_from <= view.now:
             if view.num_in_flight == 0:
                 return AT_ONCE
-            return self._gives_up_at(view, drains_from)
+            is_full = view.num_buffered >= (self.buffer or 1)
+            patient_until = self._patient_until(view, drains_from)
+            return min(self._ends_by(drains_from), patient_until if is_full else WAIT)
         if self.buffer is not None and view.num_buffered >= self.buffer:
             return AT_ONCE
-        return self._gives_up_at(view, drains_from)
+        return drains_from if view.num_in_flight == 0 else self._ends_by(drains_from)
 
     def may_start(self, view: RoundView) -> bool:
-        """Stop dispatching while the interval drains."""
-        return view.is_empty or self._drains_from(view) > view.now
+        """Stop dispatching while the interval drains, as long as patience lasts."""
+        drains_from = self._drains_from(view)
+        is_draining = drains_from <= view.now < self._patient_until(view, drains_from)
+        return view.is_empty or not is_draining
+
+    def opens_at(self, view: RoundView) -> float:
+        """Return the end of patience, while it is still to come."""
+        drains_from = self._drains_from(view)
+        patient_until = self._patient_until(view, drains_from)
+        is_closed = drains_from <= view.now < patient_until
+        return patient_until if is_closed else WAIT
 
     def synchronizes(self, view: RoundView) -> bool:
         """Return whether the interval drains: a merge then ends it."""
@@ -384,6 +403,10 @@ class _Composition(SyncPolicy):
     def may_start(self, view: RoundView) -> bool:
         """Return whether all allow it."""
         return all(policy.may_start(view) for policy in self.policies)
+
+    def opens_at(self, view: RoundView) -> float:
+        """Return when the first of them may."""
+        return min(policy.opens_at(view) for policy in self.policies)
 
     def synchronizes(self, view: RoundView) -> bool:
         """Return whether one of them synchronizes."""
