@@ -1,7 +1,7 @@
 """From trials to the one table, its JSON, and the sentence below it.
 
-Time to target is the time of the second of two evaluations in a row that reach the
-target, so that a lucky spike does not count. The final metric is the mean of the last
+Time to target is that of the first evaluation that reaches the target and is confirmed
+by the next one, so that a lucky spike does not count. The final metric is the mean of the last
 three evaluations. Medians and spreads (smallest to largest) are over seeds; ratios are
 taken seed by seed.
 """
@@ -93,10 +93,10 @@ def final_point(points: Sequence[Point]) -> Point:
 def seconds_to_target(
     problem: Problem, points: Sequence[Point], target: float
 ) -> float:
-    """Return when the target is reached for the second time in a row (s), or inf."""
+    """Return when the target is reached, twice in a row (s); inf if it never is."""
     return next(
         (
-            second.time
+            first.time
             for first, second in pairwise(points)
             if problem.reaches(first.metric, target)
             and problem.reaches(second.metric, target)
