@@ -94,7 +94,7 @@ def test_a_fleet_file_of_another_size_is_refused_with_what_to_do(tmp_path):
     path = tmp_path / "fleet.toml"
     path.write_text(fleet_of("mild", 3, 0).to_toml())
 
-    with pytest.raises(ValueError, match="has 3 nodes.*pass --nodes 3"):
+    with pytest.raises(ValueError, match=r"has 3 nodes.*pass --nodes 3"):
         fleet_of(str(path), 4, 0)
     assert fleet_of(str(path), 3, 0).nodes == fleet_of("mild", 3, 0).nodes
 
@@ -144,7 +144,7 @@ def test_the_number_of_workers_changes_no_result_and_no_event_log(small):
 
 
 def test_every_contender_learns_and_leaves_its_event_log(small):
-    (plan, results), _ = small
+    (_, results), _ = small
 
     assert [r.name for r in results] == [
         "FedAvg", "FedAvg+deadline", "FedAsync", "FedBuff", "M-replies", "SAP"

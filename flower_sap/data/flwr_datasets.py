@@ -15,14 +15,14 @@ class DatasetPartitioner(Protocol):
     """What is used of ``flwr_datasets.partitioner.Partitioner``."""
 
     @property
-    def dataset(self) -> Any:  # noqa: ANN401  (a datasets.Dataset, not imported here)
+    def dataset(self) -> Any:
         """The data set that is partitioned; raises until it has been assigned."""
 
     @property
     def num_partitions(self) -> int:
         """The number of partitions."""
 
-    def load_partition(self, partition_id: int) -> Any:  # noqa: ANN401
+    def load_partition(self, partition_id: int) -> Any:
         """Return one partition, whose columns are reached by name."""
 
 
@@ -64,7 +64,7 @@ def from_flwr_datasets(
     return tuple(_examples(part, x, y) for part in parts)
 
 
-def _examples(part: Any, x: str, y: str) -> Examples:  # noqa: ANN401
+def _examples(part: Any, x: str, y: str) -> Examples:
     inputs = np.stack([np.asarray(value) for value in _column(part, x)])
     is_image = inputs.dtype == np.uint8 and inputs.ndim >= 3
     targets = np.asarray(_column(part, y))
@@ -76,7 +76,7 @@ def _examples(part: Any, x: str, y: str) -> Examples:  # noqa: ANN401
     )
 
 
-def _column(part: Any, name: str) -> list[Any]:  # noqa: ANN401
+def _column(part: Any, name: str) -> list[Any]:
     try:
         return list(part[name])
     except KeyError as error:

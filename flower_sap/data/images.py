@@ -183,7 +183,7 @@ def _decode(encoded: NDArray[np.uint8], offset: NDArray[Any]) -> _Pixels:
     return pixels
 
 
-def _resized(image: Any) -> _Pixels:  # noqa: ANN401  (PIL may be absent)
+def _resized(image: Any) -> _Pixels:
     rgb = image.convert("RGB")
     return np.asarray(rgb if rgb.size == (_SIDE, _SIDE) else rgb.resize((_SIDE, _SIDE)))
 

@@ -1,9 +1,9 @@
 """From trials to the one table, its JSON, and the sentence below it.
 
 Time to target is that of the first evaluation that reaches the target and is confirmed
-by the next one, so that a lucky spike does not count. The final metric is the mean of the last
-three evaluations. Medians and spreads (smallest to largest) are over seeds; ratios are
-taken seed by seed.
+by the next one, so that a lucky spike does not count. The final metric is the mean of
+the last three evaluations. Medians and spreads (smallest to largest) are over seeds;
+ratios are taken seed by seed.
 """
 
 import math
