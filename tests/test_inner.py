@@ -24,8 +24,9 @@ from flower_sap.strategies import (
     Discounted,
     FullyAsync,
     SemiAsync,
+    Tiered,
 )
-from tests.fakes import Node, emulated, fedavg, merges, model, run
+from tests.fakes import Node, emulated, ends, fedavg, merges, model, run
 
 BARE = {
     "fraction_evaluate": 0.0, "min_train_nodes": 1, "min_available_nodes": 1,
@@ -74,12 +75,19 @@ def test_a_model_with_buffers_stays_finite_and_keeps_its_dtypes(inner):
 
 
 @pytest.mark.parametrize("inner", [FedAvgM, FedAdam, FedYogi, FedAdagrad])
-def test_a_server_optimizer_never_makes_a_variance_negative(inner):
+def test_a_server_optimizer_leaves_variances_between_the_clients_and_its_own(inner):
     nodes = [Node(1.0 + n / 2, delta=0.0, shrink=0.1) for n in range(2)]
+    variances = []
 
-    told = run(nodes, Buffered(2), inner=inner(**BARE), rounds=12, initial=network())
+    def note(round_, arrays):
+        variances.extend(arrays["bn.running_var"].numpy().tolist())
 
-    assert (told.result.arrays["bn.running_var"].numpy() > 0).all()
+    run(nodes, Buffered(2), inner=inner(**BARE), rounds=9, initial=network(),
+        start={"evaluate_fn": note})
+
+    assert len(variances) == 20
+    assert variances == sorted(variances, reverse=True)  # each client shrinks its own
+    assert variances[-1] > 0
 
 
 @pytest.mark.parametrize("beta", [(0.9, 0.99), (0.5, 0.9)])
@@ -143,13 +151,14 @@ def test_the_inner_strategys_config_reaches_the_nodes():
     assert told.of(ev.Dispatched)[0].nbytes > plain.of(ev.Dispatched)[0].nbytes
 
 
-def test_train_metrics_are_averaged_by_examples_whatever_the_staleness():
+@pytest.mark.parametrize("inner", [fedavg, INNER["FedAdam"], INNER["FedMedian"]])
+def test_train_metrics_are_averaged_by_examples_whatever_the_staleness(inner):
     nodes = [
         Node(1.0, examples=1, metrics={"loss": 1.0}),
         Node(2.5, examples=3, metrics={"loss": 5.0}),
     ]
 
-    told = run(nodes, Buffered(3), rounds=1)
+    told = run(nodes, Buffered(3), rounds=1, inner=inner())
 
     # Merged at 2.5 s: node 0 twice with a loss of 1, node 1 once with 5.
     assert merges(told.events)[-1][:2] == (2.5, 1)
@@ -231,6 +240,15 @@ class Wrong(FedAvg):
 
     def aggregate_train(self, server_round, replies):
         return type(self).answer, None
+
+
+def test_each_message_ends_once_also_where_the_strategy_ends_the_run():
+    events = []
+
+    with pytest.raises(InnerStrategyError, match="returned no model for 2 updates"):
+        run([Node()] * 2, Tiered(2), inner=Wrong(**BARE), events=events)
+
+    assert {len(ended) for ended in ends(events).values()} == {1}
 
 
 @pytest.mark.parametrize(
