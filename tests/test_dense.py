@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as hnp
 from flower_sap.errors import PayloadError
 from flower_sap.payload.dense import (
     LARGE,
+    LARGEST_VALUE,
     STYPE,
     ArraySpec,
     Manifest,
@@ -218,11 +219,28 @@ def test_a_bad_value_in_a_buffer_alone_is_found():
 
 
 @pytest.mark.parametrize("size", [100, LARGE])
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_finite_values_with_a_sum_beyond_their_dtype_are_good(size, dtype):
-    array = np.full(size, np.finfo(dtype).max)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_large_values_are_good_even_where_their_squares_add_up_to_too_much(size, dtype):
+    array = np.full(size, LARGEST_VALUE, dtype)
 
     assert np.array_equal(decode(record(saved(array)), manifest(w=array))[0], array)
+
+
+@pytest.mark.parametrize("size", [100, LARGE])
+def test_all_values_of_half_precision_are_good(size):
+    array = np.full(size, np.finfo(np.float16).max)
+
+    assert np.array_equal(decode(record(saved(array)), manifest(w=array))[0], array)
+
+
+@pytest.mark.parametrize("size", [100, LARGE])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_value_that_would_overflow_a_mean_is_refused(size, dtype):
+    array = np.zeros(size, dtype)
+    array[size // 2] = -1e30
+
+    with pytest.raises(PayloadError, match=r"'w' holds values up to 1e\+30, beyond"):
+        decode(record(saved(array)), manifest(w=array))
 
 
 @pytest.mark.parametrize("change", [-3, -1, 1, 4, -12, -13])

@@ -243,12 +243,12 @@ def test_another_seed_shuffles_in_another_way():
     assert as_bytes(train(app_of(seed=1))[0]) != as_bytes(train(app_of())[0])
 
 
-def test_the_base_version_decides_the_shuffle_where_there_is_one():
+def test_the_dispatch_number_decides_the_shuffle_where_there_is_one():
     app = app_of()
 
-    third = train(app, base_version=3, server_round=1)[0]
+    third = train(app, dispatch_number=3, server_round=1)[0]
 
-    assert as_bytes(third) == as_bytes(train(app, base_version=3, server_round=2)[0])
+    assert as_bytes(third) == as_bytes(train(app, dispatch_number=3, server_round=2)[0])
     assert as_bytes(third) == as_bytes(train(app, server_round=3)[0])
 
 
@@ -330,9 +330,9 @@ def test_a_learning_rate_that_is_no_positive_number_is_refused(value):
 
 
 @pytest.mark.parametrize("value", [-1, 1.5])
-def test_a_base_version_that_is_no_whole_number_is_refused(value):
-    with pytest.raises(ValueError, match=f"'base-version' .* >= 0, got {value}"):
-        train(app_of(), base_version=value)
+def test_a_dispatch_number_that_is_no_whole_number_is_refused(value):
+    with pytest.raises(ValueError, match=f"'dispatch-number' .* >= 0, got {value}"):
+        train(app_of(), dispatch_number=value)
 
 
 def test_a_message_without_version_or_round_is_refused():

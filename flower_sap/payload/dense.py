@@ -31,6 +31,7 @@ _PLAIN_DTYPE = re.compile(r"[<>|=]?(f(2|4|8|16)|[iu][1248]|b1|\?)")
 # From here on torch's fused, parallel loops are faster than numpy's; below, waking
 # its threads costs more than the work (70 times more on a busy machine).
 LARGE = 1 << 17
+LARGEST_VALUE = 1e18  # no model has such a number; squares of it fit in a float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,24 +223,34 @@ def _check(view: NDArray[Any], spec: ArraySpec) -> NDArray[Any]:
 
 
 def _check_finite(view: NDArray[Any], spec: ArraySpec) -> None:
+    """Refuse NaN, infinity, and what would become infinite in a weighted mean."""
     if view.dtype.kind != "f" or view.size == 0:
         return
-    # A sum reads the values once and makes no array of flags; it may itself overflow,
-    # so only a suspicious sum is looked at value by value.
-    if math.isfinite(_sum(view)):
+    # A sum of squares reads the values once and makes no array of flags. NaN and
+    # infinity show in it, and so does any value too large to be squared.
+    if _energy(view) < LARGEST_VALUE**2:
         return
-    bad = view.size - int(np.count_nonzero(np.isfinite(view)))
-    if bad:
+    good = np.isfinite(view)
+    num_bad = view.size - int(np.count_nonzero(good))
+    if num_bad:
         raise PayloadError(
-            f"array {spec.name!r} holds {bad} of {view.size} values NaN or infinite"
+            f"array {spec.name!r} holds {num_bad} of {view.size} values NaN or infinite"
+        )
+    largest = float(np.abs(view).max())
+    if largest > LARGEST_VALUE:
+        raise PayloadError(
+            f"array {spec.name!r} holds values up to {largest:.3g}, beyond the "
+            f"{LARGEST_VALUE:g} that a mean can hold"
         )
 
 
-def _sum(view: NDArray[Any]) -> float:
-    if view.size >= LARGE and view.dtype.itemsize >= 4:
-        return float(as_tensor(view).sum())
+def _energy(view: NDArray[Any]) -> float:
+    """Return the sum of squares, or something no smaller that is not finite."""
+    values = view.reshape(-1)
+    if view.dtype.itemsize < 4:
+        values = values.astype(np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        return float(np.add.reduce(view, axis=None, dtype=np.float64))
+        return float(np.dot(values, values))
 
 
 class _Borrowed:
