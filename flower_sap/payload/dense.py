@@ -31,7 +31,7 @@ _PLAIN_DTYPE = re.compile(r"[<>|=]?(f(2|4|8|16)|[iu][1248]|b1|\?)")
 # From here on torch's fused, parallel loops are faster than numpy's; below, waking
 # its threads costs more than the work (70 times more on a busy machine).
 LARGE = 1 << 17
-LARGEST_VALUE = 1e18  # no model has such a number; squares of it fit in a float32
+LARGEST_VALUE = 2.0**60  # about 1e18, exact in any dtype; its square fits in float32
 
 
 @dataclass(frozen=True, slots=True)
