@@ -20,8 +20,7 @@ from flower_sap.clients.task import Task, evaluate, initial_arrays
 from flower_sap.data import FederatedData
 from flower_sap.emulation import EmulatedGrid, Fleet, LocalGrid
 from flower_sap.events import (
-    Arrived,
-    Dispatched,
+    Aggregated,
     Dropped,
     Evaluated,
     Event,
@@ -204,7 +203,7 @@ def _start(
     folder: Path,
 ) -> None:
     if isinstance(strategy, SemiAsync):
-        watch.let_run(job.more_samples)
+        watch.follow(strategy)
         strategy.start(
             grid,
             initial,
@@ -249,6 +248,7 @@ class _Watch:
         self._lost = 0
         self._resolution = job.longest / _POINTS / 12
         self._multiple = 1.0
+        self._strategy: SemiAsync | None = None
         self._last: tuple[int, ArrayRecord] | None = None
 
     def note(self, event: Event) -> None:
@@ -256,22 +256,28 @@ class _Watch:
             case Merged(version=version, staleness=staleness):
                 self._staleness.append(staleness)
                 self._versions = version
+            case Aggregated(version=version) if self._strategy is not None:
+                if self._is_due:
+                    self._measure(version, self._strategy.released())
             case Failed() | Rejected() | Expired() | Dropped():
                 self._lost += 1
-            case Arrived() | Dispatched() | _:
+            case _:
                 pass
 
-    def let_run(self, multiple: float) -> None:
-        """Expect a run of several times the baseline's samples."""
-        self._multiple = multiple
+    def follow(self, strategy: SemiAsync) -> None:
+        """Look at every version, not only at the ends of rounds."""
+        self._strategy = strategy
+        self._multiple = self._job.more_samples
 
     def evaluate(self, round_: int, arrays: ArrayRecord) -> MetricRecord | None:
         """Evaluate if enough virtual time has passed since the last time."""
-        now = self._grid.clock.now()
         self._last = (round_, arrays)
-        if self.points and now < self.points[-1].time + self._resolution:
-            return None
-        return self._measure(round_, arrays)
+        return self._measure(round_, arrays) if self._is_due else None
+
+    @property
+    def _is_due(self) -> bool:
+        now = self._grid.clock.now()
+        return not self.points or now >= self.points[-1].time + self._resolution
 
     def _measure(self, round_: int, arrays: ArrayRecord) -> MetricRecord:
         job, now = self._job, self._grid.clock.now()

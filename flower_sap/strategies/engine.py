@@ -159,7 +159,7 @@ class Engine:
             self._finish_evaluations()
         finally:  # also after an error each message ends once in the log
             self._leave_behind()
-        return self._released_record()
+        return self.released()
 
     def _run_rounds(self) -> None:
         state = self._state
@@ -177,7 +177,8 @@ class Engine:
             self._merge_due(self._clock.now())
             self._check_progress()
 
-    def _released_record(self) -> ArrayRecord:
+    def released(self) -> ArrayRecord:
+        """Return the released model as it is now."""
         arrays = self._released.arrays
         if arrays is self._state.arrays:  # the latest version, encoded already
             return self._record
@@ -701,7 +702,7 @@ class Engine:
     def _complete_round(self, metrics: MetricRecord | None) -> None:
         state = self._state
         state.round += 1
-        released = self._released_record()
+        released = self.released()
         # A node that fails or is lost would only hold the others up.
         healthy = [n for n, node in state.nodes.items() if not node.failures_in_row]
         requests = self._inner.evaluate_messages(

@@ -116,6 +116,7 @@ class SemiAsync(Strategy):
         if concurrency is not None and not concurrency >= 1:
             raise ValueError(f"concurrency must be >= 1 node, got {concurrency}")
         self.options = options or RunOptions()
+        self._engine: Engine | None = None
         self.parts = Parts(
             sync=sync or Buffered(10),
             staleness=staleness or Polynomial(0.5),
@@ -219,9 +220,24 @@ class SemiAsync(Strategy):
             tell=report.tell,
             report=report,
         )
+        self._engine = engine
         report.open(self._open_observers(num_rounds))
         started = ev.RunStarted(clock.now(), repr(self), num_rounds, manifest.nbytes)
         return report.close_over(engine, started, initial_arrays)
+
+    def released(self) -> ArrayRecord:
+        """Return the model that the run would return if it ended now.
+
+        For observers that look at more than the ends of rounds.
+
+        Raises
+        ------
+        RuntimeError
+            Before the first `start`.
+        """
+        if self._engine is None:
+            raise RuntimeError("no run has been started, so there is no model yet")
+        return self._engine.released()
 
     def _open_observers(self, num_rounds: int) -> list[ev.Observer]:
         observers = list(self.options.observers)
