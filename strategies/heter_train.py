@@ -1,11 +1,11 @@
 """ServerApp of SAP: ``flwr run .`` trains the embedded data with it."""
 
-from flwr.app import ConfigRecord, Context
+from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from flower_sap import RunOptions, heter_train
-from flower_sap.clients.task import initial_arrays, parking_task
+from strategies.parking import train_parking
 
 app = ServerApp()
 
@@ -13,17 +13,5 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Train for the configured number of rounds."""
-    config = context.run_config
-    seed = int(config["seed"])
-    strategy = heter_train(FedAvg(), options=RunOptions(seed=seed))
-    strategy.start(
-        grid=grid,
-        initial_arrays=initial_arrays(parking_task(), seed),
-        num_rounds=int(config["num-server-rounds"]),
-        train_config=ConfigRecord(
-            {
-                "learning-rate": float(config["learning-rate"]),
-                "batch-size": int(config["batch-size"]),
-            }
-        ),
-    )
+    options = RunOptions(seed=int(context.run_config["seed"]))
+    train_parking(heter_train(FedAvg(), options=options), grid, context)
