@@ -68,7 +68,7 @@ def compare(
     seeds: Annotated[int, typer.Option(min=1, help="Repeat with seeds 0, 1, ...")] = 3,
     rounds: Annotated[
         int | None,
-        typer.Option(min=1, help="Synchronous rounds; the others get their samples."),
+        typer.Option(min=1, help="Synchronous rounds of FedAvg."),
     ] = None,
     workers: Annotated[
         int, typer.Option(min=1, help="Processes side by side; same results.")
@@ -127,8 +127,9 @@ def _run(plan: Plan, workers: int) -> list[TrialResult]:
 def _title(data: str, fleet: str, plan: Plan) -> str:
     job = plan.jobs[0]
     return (
-        f"{data} on {len(job.fleet)} nodes, fleet {fleet}, {len(plan.jobs)} seeds, "
-        f"at most {job.num_rounds} x {job.local_epochs} epochs of samples each"
+        f"{data} on {len(job.fleet)} nodes, fleet {fleet}, {len(plan.jobs)} seeds; "
+        f"FedAvg {job.num_rounds} rounds of {job.local_epochs} epochs, "
+        f"others at most {job.more_samples:g} times its samples"
     )
 
 
