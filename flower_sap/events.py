@@ -223,9 +223,7 @@ def from_json(line: str) -> Event:
     try:
         fields = json.loads(line)
         return _KINDS[fields.pop("event")](**fields)
-    except (
-        ValueError, KeyError, TypeError, AttributeError, RecursionError
-    ) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise EventLogError(
             f"not an event of schema {SCHEMA}: {line[:120]!r} ({error})"
         ) from error

@@ -27,9 +27,7 @@ def copy_records(records: RecordDict) -> RecordDict:
         return RecordDict()
     return RecordDict(
         {
-            key: type(record)(
-                {name: _own(value) for name, value in record.items()}
-            )
+            key: type(record)({name: _own(value) for name, value in record.items()})
             for key, record in records.items()
         }
     )

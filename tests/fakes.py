@@ -56,8 +56,9 @@ class Node:
     metrics: dict[str, Any] = field(default_factory=dict)
 
 
-def model(size: int = 2, dtype: str = "float32", *, counter: bool = False
-          ) -> ArrayRecord:
+def model(
+    size: int = 2, dtype: str = "float32", *, counter: bool = False
+) -> ArrayRecord:
     """Return a model of zeros, with a batch counter if wanted."""
     arrays = {"w": np.zeros(size, dtype)}
     if counter:
@@ -71,11 +72,13 @@ def train(message: Message, node: Node) -> Message:
         name: Array(_moved(array.numpy(), node))
         for name, array in message.content["arrays"].items()
     }
-    metrics = MetricRecord({
-        "num-examples": node.examples,
-        "samples-processed": int(node.seconds * RATE),
-        **node.metrics,
-    })
+    metrics = MetricRecord(
+        {
+            "num-examples": node.examples,
+            "samples-processed": int(node.seconds * RATE),
+            **node.metrics,
+        }
+    )
     return Message(
         RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics}),
         reply_to=message,
@@ -115,9 +118,12 @@ def scripted(
         def _evaluate(message, context):
             node = nodes[context.node_config["partition-id"]]
             weights = message.content["arrays"]["w"].numpy()
-            metrics = MetricRecord({
-                "num-examples": node.examples, "loss": float(weights[0]),
-            })
+            metrics = MetricRecord(
+                {
+                    "num-examples": node.examples,
+                    "loss": float(weights[0]),
+                }
+            )
             return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     return app
@@ -143,8 +149,13 @@ def emulated(
 
 def fedavg(**settings: Any) -> FedAvg:
     """Return a FedAvg that runs with one node and does not evaluate."""
-    chosen = {"fraction_evaluate": 0.0, "min_available_nodes": 1, "min_train_nodes": 1,
-              "min_evaluate_nodes": 1, **settings}
+    chosen = {
+        "fraction_evaluate": 0.0,
+        "min_available_nodes": 1,
+        "min_train_nodes": 1,
+        "min_evaluate_nodes": 1,
+        **settings,
+    }
     return FedAvg(**chosen)
 
 

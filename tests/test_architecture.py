@@ -10,8 +10,16 @@ import pytest
 import flower_sap
 
 ROOT = Path(flower_sap.__file__).parent
-FOUNDATION = {"errors", "events", "clock", "records", "wire", "_flower", "progress",
-              "checks"}
+FOUNDATION = {
+    "errors",
+    "events",
+    "clock",
+    "records",
+    "wire",
+    "_flower",
+    "progress",
+    "checks",
+}
 # Package or module to all that it may import of flower_sap.
 ALLOWED = {
     **dict.fromkeys(FOUNDATION, FOUNDATION),
@@ -22,8 +30,12 @@ ALLOWED = {
     "emulation": FOUNDATION | {"payload", "emulation"},
 }
 PUBLIC_FLOWER = {
-    "flwr.app", "flwr.clientapp", "flwr.clientapp.mod", "flwr.serverapp",
-    "flwr.serverapp.strategy", "flwr.simulation",
+    "flwr.app",
+    "flwr.clientapp",
+    "flwr.clientapp.mod",
+    "flwr.serverapp",
+    "flwr.serverapp.strategy",
+    "flwr.simulation",
 }
 FILES = sorted(ROOT.rglob("*.py"))
 

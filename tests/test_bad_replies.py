@@ -142,8 +142,14 @@ def test_a_reply_that_comes_twice_counts_once():
 
     assert merges(told.events) == [(1.0, 0, 1, 0, 1.0), (1.0, 1, 1, 0, 1.0)]
     assert told.of(ev.Rejected) == [
-        ev.Rejected(1.0, f"message-{n}", 1001 + n, "train", -1,
-                    "answers no open message: a duplicate, or never asked")
+        ev.Rejected(
+            1.0,
+            f"message-{n}",
+            1001 + n,
+            "train",
+            -1,
+            "answers no open message: a duplicate, or never asked",
+        )
         for n in (0, 1)
     ]
 
@@ -158,8 +164,14 @@ def test_a_reply_to_a_message_that_was_never_sent_is_rejected():
     told = run(tampered(invent, [Node(1.0)]), FullySync(), rounds=1)
 
     assert told.of(ev.Rejected, ev.Merged) == [
-        ev.Rejected(1.0, "never", 1001, "train", -1,
-                    "answers no open message: a duplicate, or never asked"),
+        ev.Rejected(
+            1.0,
+            "never",
+            1001,
+            "train",
+            -1,
+            "answers no open message: a duplicate, or never asked",
+        ),
         ev.Merged(1.0, "message-0", 1001, 1, 0, 0, 1.0, 1.0),
     ]
 
@@ -174,8 +186,14 @@ def test_a_reply_from_a_node_that_was_not_asked_is_rejected():
     told = run(tampered(foreign, [Node(1.0)] * 3), FullySync(), rounds=1)
 
     assert told.of(ev.Rejected) == [
-        ev.Rejected(1.0, "message-1", 1002, "train", 0,
-                    "came from node 77, but was asked of node 1002")
+        ev.Rejected(
+            1.0,
+            "message-1",
+            1002,
+            "train",
+            0,
+            "came from node 77, but was asked of node 1002",
+        )
     ]
     assert len(told.of(ev.Merged)) == 2
 
@@ -191,7 +209,10 @@ def test_a_node_that_fails_rests_longer_each_time_and_is_used_when_it_recovers()
     of_second = [e.time for e in told.of(ev.Dispatched) if e.node_id == 1002]
     assert of_second[:4] == [0.0, 1.0, 3.0, 7.0]
     assert [(t, n) for t, n, *_ in merges(told.events)] == [
-        (4.0, 0), (7.5, 1), (8.0, 0), (8.0, 1),
+        (4.0, 0),
+        (7.5, 1),
+        (8.0, 0),
+        (8.0, 1),
     ]
 
 
@@ -235,7 +256,11 @@ def test_fewer_nodes_than_updates_wanted_answer_more_than_once():
     told = run([Node(1.0), Node(1.5)], Buffered(5), rounds=1)
 
     assert [(t, n) for t, n, *_ in merges(told.events)] == [
-        (3.0, 0), (3.0, 1), (3.0, 0), (3.0, 1), (3.0, 0),
+        (3.0, 0),
+        (3.0, 1),
+        (3.0, 0),
+        (3.0, 1),
+        (3.0, 0),
     ]
 
 
@@ -301,8 +326,9 @@ class Silent(EmulatedGrid):
 
 
 def test_a_message_without_a_reply_expires_and_its_node_is_tried_again():
-    told = run(emulated([Node(4.0)] * 2, kind=Silent), Buffered(1), rounds=12,
-               timeout=16.0)
+    told = run(
+        emulated([Node(4.0)] * 2, kind=Silent), Buffered(1), rounds=12, timeout=16.0
+    )
 
     assert [(e.time, e.node_id, e.waited) for e in told.of(ev.Expired)] == [
         (16.0, 1002, 16.0),
@@ -384,8 +410,9 @@ class Omitting(Refusing):
 
 @pytest.mark.parametrize("kind", [Blanking, Omitting])
 def test_a_refused_message_fails_and_the_node_is_asked_again_later(kind):
-    told = run(emulated([Node(4.0), Node(1.0), Node(4.0)], kind=kind), Buffered(1),
-               rounds=1)
+    told = run(
+        emulated([Node(4.0), Node(1.0), Node(4.0)], kind=kind), Buffered(1), rounds=1
+    )
 
     assert told.of(ev.Failed) == [
         ev.Failed(0.0, "refused-2", 1002, "train", 0, "the grid refused the message")
@@ -409,8 +436,14 @@ def test_a_push_that_raises_fails_its_messages_and_the_run_goes_on():
     told = run(emulated([Node(1.0)] * 2, kind=Raising), FullyAsync(), rounds=1)
 
     assert told.of(ev.Failed) == [
-        ev.Failed(0.0, f"refused-{n}", 1000 + n, "train", 0,
-                  "push failed: ConnectionError: the server is away")
+        ev.Failed(
+            0.0,
+            f"refused-{n}",
+            1000 + n,
+            "train",
+            0,
+            "push failed: ConnectionError: the server is away",
+        )
         for n in (1, 2)
     ]
     assert merges(told.events) == [(2.0, 0, 1, 0, 1.0)]

@@ -142,8 +142,11 @@ def test_tiers_are_of_like_size_and_slowest_first():
         Fleet.mixed(5, seed=1, jitter=0.25),
         Fleet((NodeProfile(Device("d", 3), NO_LINK),), name="no end"),
         Fleet(
-            (NodeProfile(Device('a "b" \\ c\n\x7f\u00e9', np.float64(0.1)),
-                         Link(1e-7, 1e30)),),
+            (
+                NodeProfile(
+                    Device('a "b" \\ c\n\x7f\u00e9', np.float64(0.1)), Link(1e-7, 1e30)
+                ),
+            ),
             name='say "fleet"',
         ),
     ],
@@ -230,10 +233,13 @@ def times(grid, messages):
         grid.clock.wait_until(1e6)
         for reply in grid.pull_messages(open_ids):
             open_ids.remove(reply.metadata.reply_to_message_id)
-            arrived.append((
-                grid.clock.now(), reply.metadata.src_node_id,
-                reply.metadata.reply_to_message_id,
-            ))
+            arrived.append(
+                (
+                    grid.clock.now(),
+                    reply.metadata.src_node_id,
+                    reply.metadata.reply_to_message_id,
+                )
+            )
     return arrived
 
 
@@ -262,7 +268,9 @@ def test_a_node_downloads_while_it_computes_but_computes_one_by_one():
 
     assert [time for time, *_ in arrived] == [3.0, 5.0, 7.0]
     assert [message_id for *_, message_id in arrived] == [
-        "message-0", "message-1", "message-2",
+        "message-0",
+        "message-1",
+        "message-2",
     ]
 
 
@@ -340,8 +348,10 @@ def test_replies_come_in_order_of_time_whatever_the_jitter(seed, workers):
 
     try:
         messages = [
-            to(1001 + n % 6,
-               **{"local-steps": 1 + n % 3, "dispatch-number": 1 + n // 6})
+            to(
+                1001 + n % 6,
+                **{"local-steps": 1 + n % 3, "dispatch-number": 1 + n // 6},
+            )
             for n in range(24)
         ]
         arrived = times(grid, messages)
@@ -401,10 +411,14 @@ def test_busy_time_ahead_of_now_is_not_counted_yet():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: EmulatedGrid(LocalGrid(ClientApp(), 2), fleet(3)),
-         "the fleet has 3 profiles for 2 nodes"),
-        (lambda: EmulatedGrid(LocalGrid(ClientApp(), 1), fleet(1), seed=-1),
-         "seed must be >= 0, got -1"),
+        (
+            lambda: EmulatedGrid(LocalGrid(ClientApp(), 2), fleet(3)),
+            "the fleet has 3 profiles for 2 nodes",
+        ),
+        (
+            lambda: EmulatedGrid(LocalGrid(ClientApp(), 1), fleet(1), seed=-1),
+            "seed must be >= 0, got -1",
+        ),
         (lambda: LocalGrid(ClientApp(), 0), "num_nodes must be >= 1, got 0"),
         (lambda: LocalGrid(ClientApp(), 1, workers=-1), "workers must be >= 0, got -1"),
         (lambda: LocalGrid(ClientApp(), 1, seed=-1), "seed must be >= 0, got -1"),
@@ -481,10 +495,14 @@ def test_a_message_to_an_unknown_node_is_not_accepted(open_grid):
 
 
 def test_a_client_does_not_see_what_the_sender_changes_after_the_push(open_grid):
-    grid = open_grid(answering(lambda message, context: {
-        "w": float(message.content["arrays"]["w"].numpy()[0]),
-        "list": message.content["config"]["list"],
-    }))
+    grid = open_grid(
+        answering(
+            lambda message, context: {
+                "w": float(message.content["arrays"]["w"].numpy()[0]),
+                "list": message.content["config"]["list"],
+            }
+        )
+    )
     message = to(1001, list=[1, 2])
 
     message_ids = list(grid.push_messages([message]))
@@ -536,9 +554,11 @@ def test_an_exception_becomes_an_error_with_its_traceback_and_undoes_the_state(
 
     grid = open_grid(answering(fail))
 
-    replies = list(grid.send_and_receive(
-        [to(1001, fail=False), to(1001, fail=True), to(1001, fail=False)]
-    ))
+    replies = list(
+        grid.send_and_receive(
+            [to(1001, fail=False), to(1001, fail=True), to(1001, fail=False)]
+        )
+    )
 
     assert replies[1].error.code == CLIENT_APP_RAISED_EXCEPTION
     assert replies[1].error.reason.startswith("Traceback")
@@ -587,10 +607,12 @@ def test_global_generators_are_the_messages_own(open_grid):
 
 
 def test_the_same_draws_are_made_here_and_in_workers():
-    app = answering(lambda message, context: {
-        "numpy": float(np.random.random()),  # noqa: NPY002
-        "torch": float(torch.rand(1)),
-    })
+    app = answering(
+        lambda message, context: {
+            "numpy": float(np.random.random()),  # noqa: NPY002
+            "torch": float(torch.rand(1)),
+        }
+    )
     told = []
     for workers in (0, 1):
         grid = LocalGrid(app, 2, workers=workers, seed=5)
@@ -607,10 +629,17 @@ def test_a_worker_that_dies_costs_one_message():
         return {"x": 1}
 
     grid = LocalGrid(answering(die), 3, workers=2)
-    replies = list(grid.send_and_receive(
-        [to(1001, die=False), to(1002, die=True), to(1003, die=False),
-         to(1002, die=True), to(1002, die=False)]
-    ))
+    replies = list(
+        grid.send_and_receive(
+            [
+                to(1001, die=False),
+                to(1002, die=True),
+                to(1003, die=False),
+                to(1002, die=True),
+                to(1002, die=False),
+            ]
+        )
+    )
     grid.close()
 
     assert [r.has_error() for r in replies] == [False, True, False, True, False]

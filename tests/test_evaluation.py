@@ -59,9 +59,7 @@ def test_synchronous_rounds_evaluate_as_flowers_fedavg_does():
 
     told = run(emulated(nodes), FullySync(), inner=FedAvg(**settings), rounds=3)
 
-    assert (
-        told.result.evaluate_metrics_clientapp == plain.evaluate_metrics_clientapp
-    )
+    assert told.result.evaluate_metrics_clientapp == plain.evaluate_metrics_clientapp
     assert told.result.train_metrics_clientapp == plain.train_metrics_clientapp
 
 
@@ -84,9 +82,7 @@ def test_rounds_that_end_faster_than_evaluations_do_not_stop_training():
 
     told = run(nodes, FullyAsync(), inner=fedavg(**EVALUATING), rounds=60)
 
-    seen = Counter(
-        (e.node_id, e.purpose) for e in told.of(ev.Dispatched) if e.time < 9
-    )
+    seen = Counter((e.node_id, e.purpose) for e in told.of(ev.Dispatched) if e.time < 9)
     for node_id in {node_id for node_id, _ in seen}:
         assert seen[node_id, "train"] >= seen[node_id, "evaluate"]
     assert told.of(ev.Aggregated)[-1].time < 12
@@ -98,9 +94,9 @@ def test_a_failing_node_holds_up_nobodys_evaluation():
     told = run(nodes, FullySync(), inner=fedavg(**EVALUATING), rounds=6)
 
     assert [e.time for e in told.of(ev.Aggregated)] == [1, 3, 5, 7, 9, 11]
-    assert {
-        e.node_id for e in told.of(ev.Dispatched) if e.purpose == "evaluate"
-    } == {1001}
+    assert {e.node_id for e in told.of(ev.Dispatched) if e.purpose == "evaluate"} == {
+        1001
+    }
 
 
 def test_the_last_evaluation_is_waited_for_while_another_group_is_complete():
@@ -122,10 +118,12 @@ def test_only_the_asked_share_of_nodes_evaluates_and_the_seed_chooses_it():
 
     def asked(seed):
         inner = fedavg(fraction_evaluate=0.5)
-        told = run(nodes, Interval(merges=2, buffer=3), inner=inner, seed=seed,
-                   rounds=3)
+        told = run(
+            nodes, Interval(merges=2, buffer=3), inner=inner, seed=seed, rounds=3
+        )
         return [
-            (e.time, e.node_id) for e in told.of(ev.Dispatched)
+            (e.time, e.node_id)
+            for e in told.of(ev.Dispatched)
             if e.purpose == "evaluate"
         ]
 

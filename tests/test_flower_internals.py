@@ -25,11 +25,15 @@ from flower_sap import _flower
 from flower_sap.strategies import SemiAsync
 from flower_sap.strategies.inner import StandInGrid
 
-CONTENT = RecordDict({
-    "arrays": ArrayRecord({"w": Array(np.arange(3, dtype=np.float32))}),
-    "metrics": MetricRecord({"loss": 0.5, "per-class": [1, 2]}),
-    "config": ConfigRecord({"name": "x", "raw": b"\x00\x01", "flags": [True, False]}),
-})
+CONTENT = RecordDict(
+    {
+        "arrays": ArrayRecord({"w": Array(np.arange(3, dtype=np.float32))}),
+        "metrics": MetricRecord({"loss": 0.5, "per-class": [1, 2]}),
+        "config": ConfigRecord(
+            {"name": "x", "raw": b"\x00\x01", "flags": [True, False]}
+        ),
+    }
+)
 
 
 @pytest.fixture

@@ -29,7 +29,9 @@ from flower_sap.strategies import (
 from tests.fakes import Node, emulated, ends, fedavg, merges, model, run
 
 BARE = {
-    "fraction_evaluate": 0.0, "min_train_nodes": 1, "min_available_nodes": 1,
+    "fraction_evaluate": 0.0,
+    "min_train_nodes": 1,
+    "min_available_nodes": 1,
     "min_evaluate_nodes": 1,
 }
 INNER = {
@@ -47,11 +49,13 @@ INNER = {
 
 def network():
     """Return a model with a weight and what a BatchNorm layer keeps."""
-    return ArrayRecord({
-        "w": Array(np.zeros(3, np.float32)),
-        "bn.running_var": Array(np.full(2, 1e-6, np.float32)),
-        "bn.num_batches_tracked": Array(np.array(5, np.int64)),
-    })
+    return ArrayRecord(
+        {
+            "w": Array(np.zeros(3, np.float32)),
+            "bn.running_var": Array(np.full(2, 1e-6, np.float32)),
+            "bn.num_batches_tracked": Array(np.array(5, np.int64)),
+        }
+    )
 
 
 @pytest.mark.parametrize("inner", INNER.values(), ids=INNER)
@@ -82,8 +86,14 @@ def test_a_server_optimizer_leaves_variances_between_the_clients_and_its_own(inn
     def note(round_, arrays):
         variances.extend(arrays["bn.running_var"].numpy().tolist())
 
-    run(nodes, Buffered(2), inner=inner(**BARE), rounds=9, initial=network(),
-        start={"evaluate_fn": note})
+    run(
+        nodes,
+        Buffered(2),
+        inner=inner(**BARE),
+        rounds=9,
+        initial=network(),
+        start={"evaluate_fn": note},
+    )
 
     assert len(variances) == 20
     assert variances == sorted(variances, reverse=True)  # each client shrinks its own
@@ -95,8 +105,13 @@ def test_three_steps_of_fedadam_are_those_of_adam_by_hand(beta):
     eta, tau = 0.1, 1e-3
     inner = FedAdam(**BARE, eta=eta, beta_1=beta[0], beta_2=beta[1], tau=tau)
 
-    told = run([Node(1.0, delta=0.5)], Buffered(1), inner=inner, rounds=3,
-               initial=model(1, "float64"))
+    told = run(
+        [Node(1.0, delta=0.5)],
+        Buffered(1),
+        inner=inner,
+        rounds=3,
+        initial=model(1, "float64"),
+    )
 
     weight = momentum = square = 0.0
     for step in (1, 2, 3):
@@ -118,18 +133,25 @@ class Counting(FedAvg):
 
     def aggregate_train(self, server_round, replies):
         replies = list(replies)
-        self.seen.append([
-            (r.metadata.src_node_id, float(r.content["arrays"]["w"].numpy()[0]))
-            for r in replies
-        ])
+        self.seen.append(
+            [
+                (r.metadata.src_node_id, float(r.content["arrays"]["w"].numpy()[0]))
+                for r in replies
+            ]
+        )
         return super().aggregate_train(server_round, replies)
 
 
 def test_a_strategy_that_aggregates_in_its_own_way_gets_every_update_rebased():
     inner = Counting(**BARE)
 
-    run([Node(1.0, delta=1), Node(2.25, delta=8)], Buffered(2), inner=inner, rounds=2,
-        staleness=Constant())
+    run(
+        [Node(1.0, delta=1), Node(2.25, delta=8)],
+        Buffered(2),
+        inner=inner,
+        rounds=2,
+        staleness=Constant(),
+    )
 
     # Node 1 trained from version 0 and is seen as the current model, 1, plus 8.
     assert inner.seen == [[(1001, 1.0), (1001, 1.0)], [(1002, 9.0), (1001, 2.0)]]
@@ -143,8 +165,9 @@ def test_the_inner_strategys_config_reaches_the_nodes():
             seen.append(server_round)
             return super().configure_train(server_round, arrays, config, grid)
 
-    told = run([Node(1.0)], Buffered(1), inner=Looking(**BARE, proximal_mu=0.1),
-               rounds=2)
+    told = run(
+        [Node(1.0)], Buffered(1), inner=Looking(**BARE, proximal_mu=0.1), rounds=2
+    )
 
     assert seen == [1, 2]
     plain = run([Node(1.0)], Buffered(1), rounds=2)
@@ -168,7 +191,8 @@ def test_train_metrics_are_averaged_by_examples_whatever_the_staleness(inner):
 
 def test_stale_updates_report_metrics_like_fresh_ones():
     nodes = [
-        Node(1.0, metrics={"loss": 1.0}), Node(3.5, metrics={"loss": 5.0}),
+        Node(1.0, metrics={"loss": 1.0}),
+        Node(3.5, metrics={"loss": 5.0}),
     ]
 
     told = run(nodes, FullyAsync(), rounds=4)
@@ -217,8 +241,8 @@ class Sending(FedAvg):
 
 
 @pytest.mark.parametrize(
-    "call", ["send_and_receive", "push_messages", "pull_messages", "create_message",
-             "set_run"],
+    "call",
+    ["send_and_receive", "push_messages", "pull_messages", "create_message", "set_run"],
 )
 def test_a_strategy_that_sends_while_it_configures_is_refused_when_it_does(call):
     inner = Sending(**BARE)
@@ -301,8 +325,13 @@ def test_a_strategy_that_waits_for_more_nodes_gives_up_in_time():
 
 def test_one_node_is_enough_where_the_strategy_says_so():
     # FedAvg of Flower 1.42 would wait for ever for its two min_train_nodes.
-    told = run([Node()], Buffered(1), inner=FedAvg(min_available_nodes=1), rounds=1,
-               start={"evaluate_config": ConfigRecord()})
+    told = run(
+        [Node()],
+        Buffered(1),
+        inner=FedAvg(min_available_nodes=1),
+        rounds=1,
+        start={"evaluate_config": ConfigRecord()},
+    )
 
     assert len(told.of(ev.Merged)) == 1
 

@@ -31,8 +31,11 @@ def call(metrics, config=None, message_type="train"):
 @pytest.mark.parametrize(
     ("metrics", "config", "told"),
     [
-        ({"num-examples": 5}, {"base-version": 3},
-         {"base-version": 3, "samples-processed": 5}),
+        (
+            {"num-examples": 5},
+            {"base-version": 3},
+            {"base-version": 3, "samples-processed": 5},
+        ),
         ({"num-examples": 5}, {"local-epochs": 4}, {"samples-processed": 20}),
         ({"num-examples": 5, "samples-processed": 7}, {}, {"samples-processed": 7}),
         ({"num-examples": 5.0, "num-steps": 9.0}, {}, {"num-steps": 9}),
@@ -68,10 +71,15 @@ def test_what_is_no_reply_is_passed_on(answer):
 def test_flowers_fedavg_ignores_the_report():
     nodes = [Node(1.0), Node(1.5, delta=3.0, examples=3)]
     models = [
-        FedAvg(fraction_evaluate=0.0).start(
-            emulated(nodes, mods=mods), model(), num_rounds=2,
+        FedAvg(fraction_evaluate=0.0)
+        .start(
+            emulated(nodes, mods=mods),
+            model(),
+            num_rounds=2,
             train_config=ConfigRecord({}),
-        ).arrays["w"].data
+        )
+        .arrays["w"]
+        .data
         for mods in ([], [sap_mod])
     ]
 
@@ -82,7 +90,9 @@ def test_emulation_restates_the_computing_time_as_the_devices():
     told = run(emulated([Node(1.5), Node(2.25)], mods=[sap_mod]), Buffered(1), rounds=3)
 
     assert [(e.compute_seconds, e.num_samples) for e in told.of(ev.Arrived)] == [
-        (1.5, 12), (2.25, 18), (1.5, 12),
+        (1.5, 12),
+        (2.25, 18),
+        (1.5, 12),
     ]
 
 

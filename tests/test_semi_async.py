@@ -298,7 +298,9 @@ def test_the_history_has_a_point_for_the_start_and_one_for_each_round():
 
 def test_a_run_stops_where_the_user_says():
     told = run(
-        [Node(1.0)], Buffered(1), rounds=9,
+        [Node(1.0)],
+        Buffered(1),
+        rounds=9,
         start={"should_stop": lambda round_, result: round_ == 2},
     )
 
@@ -324,8 +326,12 @@ def test_an_error_in_the_middle_still_ends_every_message_in_the_log():
 
     events = []
     with pytest.raises(OSError, match="no test data"):
-        run([Node(1.0), Node(2.5)], Buffered(1), events=events,
-            start={"evaluate_fn": broken})
+        run(
+            [Node(1.0), Node(2.5)],
+            Buffered(1),
+            events=events,
+            start={"evaluate_fn": broken},
+        )
 
     assert events[-2:] == [
         ev.Dropped(2.0, "message-1", 1002, "train", 0, "the run is over"),

@@ -107,5 +107,3 @@ def _own_generators(seed: int, partition_id: int, number: int) -> Iterator[None]
         random.setstate(python)
         np.random.set_state(numpy_)  # noqa: NPY002
         torch.random.set_rng_state(torch_)
-
-

@@ -256,9 +256,7 @@ class EmulatedGrid(Grid):
         link = flight.profile.link
         # The uplink carries one reply after the other, so none overtakes another.
         uploads_at = max(queue.free_at, queue.arrived_at - link.latency)
-        queue.arrived_at = max(
-            queue.arrived_at, uploads_at + link.up_seconds(nbytes)
-        )
+        queue.arrived_at = max(queue.arrived_at, uploads_at + link.up_seconds(nbytes))
         return queue.arrived_at
 
     def _land_until(self, now: float) -> None:

@@ -151,8 +151,9 @@ class Fleet:
         return [part.tolist() for part in np.array_split(order, num_tiers)]
 
     @classmethod
-    def mixed(cls, num_nodes: int = 20, *, seed: int = 0, jitter: float = 0.0
-              ) -> "Fleet":
+    def mixed(
+        cls, num_nodes: int = 20, *, seed: int = 0, jitter: float = 0.0
+    ) -> "Fleet":
         """Return devices from `DEVICES` behind links of 0.5 to 20 Mbit/s.
 
         Each device comes up as often as the others, the remainder at random. Links
@@ -173,8 +174,9 @@ class Fleet:
         )
 
     @classmethod
-    def mild(cls, num_nodes: int = 20, *, seed: int = 0, jitter: float = 0.0
-             ) -> "Fleet":
+    def mild(
+        cls, num_nodes: int = 20, *, seed: int = 0, jitter: float = 0.0
+    ) -> "Fleet":
         """Return speeds of 1 : 10 and links of 1 : 10 (2 to 20 Mbit/s)."""
         return cls.ratio(num_nodes, 10.0, seed=seed, jitter=jitter, name="mild")
 

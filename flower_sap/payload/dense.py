@@ -149,8 +149,17 @@ def _parse(name: str, array: Array) -> NDArray[Any]:
     try:
         start = _header_end(data)
         dtype, shape, fortran = _read_header(data[:start])
-    except (ValueError, SyntaxError, KeyError, TypeError, IndexError, struct.error,
-            RecursionError, MemoryError, OverflowError) as error:
+    except (
+        ValueError,
+        SyntaxError,
+        KeyError,
+        TypeError,
+        IndexError,
+        struct.error,
+        RecursionError,
+        MemoryError,
+        OverflowError,
+    ) as error:
         raise PayloadError(f"array {name!r} is not a numpy array: {error}") from error
     return _view(name, data, start, dtype, shape, fortran)
 

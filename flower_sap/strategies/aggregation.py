@@ -50,8 +50,15 @@ def kind_of(spec: ArraySpec) -> Kind:
 class Aggregator(Protocol):
     """Takes updates one by one and gives rebased models."""
 
-    def add(self, update: Arrays, *, base: Arrays, num_examples: float, gain: float,
-            share: float) -> None:
+    def add(
+        self,
+        update: Arrays,
+        *,
+        base: Arrays,
+        num_examples: float,
+        gain: float,
+        share: float,
+    ) -> None:
         """Take an update trained from `base`.
 
         Parameters
@@ -115,8 +122,15 @@ class StreamingMean:
         self._folded = 0.0
         self._total = 0.0
 
-    def add(self, update: Arrays, *, base: Arrays, num_examples: float, gain: float,
-            share: float) -> None:
+    def add(
+        self,
+        update: Arrays,
+        *,
+        base: Arrays,
+        num_examples: float,
+        gain: float,
+        share: float,
+    ) -> None:
         """Fold one update in; see `Aggregator.add`."""
         self._total += num_examples
         self._take_counters(update)
@@ -231,8 +245,15 @@ class KeepAll:
         self._kinds = [kind_of(spec) for spec in manifest.arrays]
         self._updates: list[tuple[Arrays, Arrays, float, float, float]] = []
 
-    def add(self, update: Arrays, *, base: Arrays, num_examples: float, gain: float,
-            share: float) -> None:
+    def add(
+        self,
+        update: Arrays,
+        *,
+        base: Arrays,
+        num_examples: float,
+        gain: float,
+        share: float,
+    ) -> None:
         """Keep one update; see `Aggregator.add`."""
         self._updates.append((update, base, num_examples, gain, share))
 
@@ -254,9 +275,7 @@ class KeepAll:
         if gain == 1.0 and share == 1.0 and base is self._current:
             return update  # bit for bit what the client sent
         rebased = []
-        for kind, x, b, w in zip(
-            self._kinds, update, base, self._current, strict=True
-        ):
+        for kind, x, b, w in zip(self._kinds, update, base, self._current, strict=True):
             if kind is Kind.COUNTER:
                 rebased.append(x)
             elif kind is Kind.STATISTIC:
@@ -266,8 +285,9 @@ class KeepAll:
         return rebased
 
 
-def largest_counters(models: list[Arrays], current: Arrays, manifest: Manifest
-                     ) -> Arrays:
+def largest_counters(
+    models: list[Arrays], current: Arrays, manifest: Manifest
+) -> Arrays:
     """Return `current` with each counter at its largest value over `models`."""
     kinds = [kind_of(spec) for spec in manifest.arrays]
     largest = current
@@ -302,9 +322,7 @@ def _wide(array: NDArray[Any]) -> np.dtype[Any]:
     return np.result_type(array.dtype, np.float32)
 
 
-def step_mean(
-    mean: NDArray[Any] | None, x: NDArray[Any], share: float
-) -> NDArray[Any]:
+def step_mean(mean: NDArray[Any] | None, x: NDArray[Any], share: float) -> NDArray[Any]:
     """Move `mean` towards `x` by `share`, in place; None starts at a copy of `x`."""
     if mean is None:
         return np.array(x, _wide(x))

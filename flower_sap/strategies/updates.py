@@ -131,9 +131,7 @@ def _num_examples(metrics: MetricRecord, key: str) -> float:
     return float(value)
 
 
-def _work(
-    content: RecordDict, metrics: MetricRecord, base_version: int
-) -> WorkReport:
+def _work(content: RecordDict, metrics: MetricRecord, base_version: int) -> WorkReport:
     report = content.get(REPORT_KEY)
     if not isinstance(report, ConfigRecord):
         report = ConfigRecord()

@@ -86,7 +86,9 @@ def arrays_of(record):
 # --- 1: synchronous rounds are the inner strategy's ----------------------------------
 
 BARE = {
-    "fraction_evaluate": 0.0, "min_train_nodes": 1, "min_available_nodes": 1,
+    "fraction_evaluate": 0.0,
+    "min_train_nodes": 1,
+    "min_available_nodes": 1,
     "min_evaluate_nodes": 1,
 }
 STRATEGIES = {
@@ -118,8 +120,9 @@ def test_synchronous_rounds_give_the_inner_strategys_model_to_the_last_bit(
         emulated(nodes), initial, num_rounds=4, train_config=ConfigRecord({})
     )
 
-    told = run(emulated(nodes), FullySync(), inner=strategy(), rounds=4,
-               initial=initial)
+    told = run(
+        emulated(nodes), FullySync(), inner=strategy(), rounds=4, initial=initial
+    )
 
     assert arrays_of(told.result.arrays) == arrays_of(plain.arrays)
     assert told.result.train_metrics_clientapp == plain.train_metrics_clientapp
@@ -203,12 +206,20 @@ def check_log(told):
 
 def noisy_run(seed, policy, workers):
     grid = emulated(
-        fleet_of(seed, is_faulty=True, noise=0.5), mods=[sap_mod], workers=workers,
+        fleet_of(seed, is_faulty=True, noise=0.5),
+        mods=[sap_mod],
+        workers=workers,
         seed=seed,
     )
     try:
-        return run(grid, policy, inner=fedavg(fraction_evaluate=0.5), rounds=4,
-                   concurrency=4, seed=seed)
+        return run(
+            grid,
+            policy,
+            inner=fedavg(fraction_evaluate=0.5),
+            rounds=4,
+            concurrency=4,
+            seed=seed,
+        )
     finally:
         grid._grid.close()
 
@@ -246,13 +257,19 @@ def test_another_seed_gives_another_run():
 
 @pytest.mark.parametrize("policy", [FullySync(), Buffered(2), Interval(merges=2)])
 def test_the_global_generators_are_left_alone(policy):
-    before = (random.getstate(), np.random.get_state()[1].tolist(),  # noqa: NPY002
-              torch.random.get_rng_state().tolist())
+    before = (
+        random.getstate(),
+        np.random.get_state()[1].tolist(),  # noqa: NPY002
+        torch.random.get_rng_state().tolist(),
+    )
 
     noisy_run(2, policy, 0)
 
-    after = (random.getstate(), np.random.get_state()[1].tolist(),  # noqa: NPY002
-             torch.random.get_rng_state().tolist())
+    after = (
+        random.getstate(),
+        np.random.get_state()[1].tolist(),  # noqa: NPY002
+        torch.random.get_rng_state().tolist(),
+    )
     assert after == before
 
 
@@ -312,9 +329,7 @@ def test_counters_keep_their_dtype_and_count_the_longest_chain(policy, inner):
     for merged in told.of(ev.Merged):
         trained = counters[merged.base_version] + 1
         before = counters[merged.version - 1]
-        counters[merged.version] = max(
-            counters.get(merged.version, before), trained
-        )
+        counters[merged.version] = max(counters.get(merged.version, before), trained)
     counted = told.result.arrays["bn.num_batches_tracked"].numpy()
     assert (counted.dtype, counted.shape) == (np.dtype("int64"), ())
     assert counted == counters[max(counters)]
