@@ -414,10 +414,17 @@ class Engine:
         for message, asked in zip(messages, steps, strict=True):
             is_sent = message.metadata.message_id in accepted
             trip = self._new_trip(message, purpose, asked, is_sent=is_sent)
-            self._tell(ev.Dispatched(
-                trip.sent_at, trip.message_id, trip.node_id, purpose,
-                trip.base_version, nbytes, asked,
-            ))
+            self._tell(
+                ev.Dispatched(
+                    trip.sent_at,
+                    trip.message_id,
+                    trip.node_id,
+                    purpose,
+                    trip.base_version,
+                    nbytes,
+                    asked,
+                )
+            )
             if is_sent:
                 self._send_off(trip, nbytes)
             else:
@@ -486,10 +493,16 @@ class Engine:
             self._note_evaluation(trip, None)
 
     def _refuse_unasked(self, reply: Message, message_id: str) -> None:
-        self._tell(ev.Rejected(
-            self._clock.now(), message_id, reply.metadata.src_node_id, "train", -1,
-            "answers no open message: a duplicate, or never asked",
-        ))
+        self._tell(
+            ev.Rejected(
+                self._clock.now(),
+                message_id,
+                reply.metadata.src_node_id,
+                "train",
+                -1,
+                "answers no open message: a duplicate, or never asked",
+            )
+        )
 
     def _take_update(self, trip: Trip, reply: Message, base: Arrays) -> None:
         try:
@@ -506,10 +519,19 @@ class Engine:
         now = self._clock.now()
         nbytes = num_content_bytes(reply.content)
         self._state.bytes_up += nbytes
-        self._tell(ev.Arrived(
-            now, trip.message_id, trip.node_id, "train", trip.base_version, nbytes,
-            update.num_examples, update.work.num_samples, update.work.compute_seconds,
-        ))
+        self._tell(
+            ev.Arrived(
+                now,
+                trip.message_id,
+                trip.node_id,
+                "train",
+                trip.base_version,
+                nbytes,
+                update.num_examples,
+                update.work.num_samples,
+                update.work.compute_seconds,
+            )
+        )
         self._state.observe(trip, update.work, now)
         node = self._state.nodes[trip.node_id]
         node.failures_in_row = 0
@@ -580,8 +602,16 @@ class Engine:
         kind: type[ev.Failed] | type[ev.Rejected] | type[ev.Dropped],
         reason: str,
     ) -> None:
-        self._tell(kind(self._clock.now(), trip.message_id, trip.node_id, trip.purpose,
-                        trip.base_version, reason))
+        self._tell(
+            kind(
+                self._clock.now(),
+                trip.message_id,
+                trip.node_id,
+                trip.purpose,
+                trip.base_version,
+                reason,
+            )
+        )
 
     def _rest(self, node_id: int, reason: str) -> None:
         """Leave a failed node alone for a while, longer each time."""
@@ -604,8 +634,16 @@ class Engine:
                 continue
             self._state.land(trip)
             waited = now - trip.sent_at
-            self._tell(ev.Expired(now, trip.message_id, trip.node_id, trip.purpose,
-                                  trip.base_version, waited))
+            self._tell(
+                ev.Expired(
+                    now,
+                    trip.message_id,
+                    trip.node_id,
+                    trip.purpose,
+                    trip.base_version,
+                    waited,
+                )
+            )
             self._rest(trip.node_id, f"no reply in {waited:.1f} s")
             if trip.purpose == "evaluate":
                 self._note_evaluation(trip, None)
@@ -678,10 +716,18 @@ class Engine:
         now, version = self._clock.now(), self._state.version
         for taken in buffer.taken:
             trip = taken.trip
-            self._tell(ev.Merged(
-                now, trip.message_id, trip.node_id, version, trip.base_version,
-                taken.staleness, taken.gain * scale, taken.num_examples,
-            ))
+            self._tell(
+                ev.Merged(
+                    now,
+                    trip.message_id,
+                    trip.node_id,
+                    version,
+                    trip.base_version,
+                    taken.staleness,
+                    taken.gain * scale,
+                    taken.num_examples,
+                )
+            )
         self._tell(ev.Aggregated(now, version, len(buffer.taken)))
 
     def _synchronize(self) -> None:
@@ -772,10 +818,19 @@ class Engine:
         nbytes = num_content_bytes(reply.content)
         self._state.bytes_up += nbytes
         num_examples: Any = metrics[self._inner.weighted_by]
-        self._tell(ev.Arrived(
-            self._clock.now(), trip.message_id, trip.node_id, "evaluate",
-            trip.base_version, nbytes, float(num_examples), None, None,
-        ))
+        self._tell(
+            ev.Arrived(
+                self._clock.now(),
+                trip.message_id,
+                trip.node_id,
+                "evaluate",
+                trip.base_version,
+                nbytes,
+                float(num_examples),
+                None,
+                None,
+            )
+        )
         self._idle(trip.node_id)
         self._note_evaluation(trip, _without_arrays(reply, metrics))
 
@@ -797,8 +852,10 @@ class Engine:
         """End a run that cannot go on."""
         state, now = self._state, self._clock.now()
         nodes = state.nodes.values()
-        if nodes and not state.trips and all(
-            node.failures_in_row >= _MOST_FAILURES for node in nodes
+        if (
+            nodes
+            and not state.trips
+            and all(node.failures_in_row >= _MOST_FAILURES for node in nodes)
         ):
             raise AllClientsFailedError(
                 failures=_MOST_FAILURES,

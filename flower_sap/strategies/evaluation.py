@@ -56,9 +56,7 @@ class EvaluationQueue:
         for request in requests:
             if request.node_id not in self._waiting:
                 self._waiting[request.node_id] = request
-                opened = self._rounds.setdefault(
-                    request.round, _Open(request.version)
-                )
+                opened = self._rounds.setdefault(request.round, _Open(request.version))
                 opened.num_out += 1
 
     def waits_for(self, node_id: int) -> bool:

@@ -115,9 +115,7 @@ class InnerStrategy:
         self._shown = Manifest(
             tuple(
                 spec
-                for spec, is_visible in zip(
-                    manifest.arrays, self._visible, strict=True
-                )
+                for spec, is_visible in zip(manifest.arrays, self._visible, strict=True)
                 if is_visible
             )
         )
@@ -308,7 +306,10 @@ class InnerStrategy:
         return metrics
 
     def evaluate_messages(
-        self, round_: int, arrays: ArrayRecord, config: ConfigRecord,
+        self,
+        round_: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
         node_ids: list[int],
     ) -> list[tuple[int, str, RecordDict]]:
         """Return (node id, type, content) of the messages that evaluate a round."""
@@ -322,8 +323,11 @@ class InnerStrategy:
             )
         known = set(node_ids)
         return [
-            (message.metadata.dst_node_id, message.metadata.message_type,
-             message.content)
+            (
+                message.metadata.dst_node_id,
+                message.metadata.message_type,
+                message.content,
+            )
             for message in messages
             if message.metadata.dst_node_id in known
         ]

@@ -313,8 +313,11 @@ class _Report:
             metrics = self._evaluate_fn(round_, copy_record(arrays))
         if metrics is not None:
             self.result.evaluate_metrics_serverapp[round_] = metrics
-            self.tell(ev.Evaluated(self._clock.now(), state.version, round_, "server",
-                                   numbers(metrics)))
+            self.tell(
+                ev.Evaluated(
+                    self._clock.now(), state.version, round_, "server", numbers(metrics)
+                )
+            )
         self.result.history.append(
             HistoryPoint(
                 self._clock.now(),
@@ -331,8 +334,15 @@ class _Report:
         if metrics is None:
             return
         self.result.evaluate_metrics_clientapp[finished.round] = metrics
-        self.tell(ev.Evaluated(self._clock.now(), finished.version, finished.round,
-                               "clients", numbers(metrics)))
+        self.tell(
+            ev.Evaluated(
+                self._clock.now(),
+                finished.version,
+                finished.round,
+                "clients",
+                numbers(metrics),
+            )
+        )
 
     def should_stop(self, round_: int) -> bool:
         return self._should_stop is not None and self._should_stop(round_, self.result)

@@ -80,9 +80,12 @@ class NodeState:
         self.seconds_per_step = _smooth(
             self.seconds_per_step, max(_SHORTEST_STEP, computing / steps)
         )
-        self.overhead_seconds = max(0.0, _smooth(
-            self.overhead_seconds if self.num_updates else None, seconds - computing
-        ))
+        self.overhead_seconds = max(
+            0.0,
+            _smooth(
+                self.overhead_seconds if self.num_updates else None, seconds - computing
+            ),
+        )
 
 
 def _smooth(old: float | None, new: float) -> float:
