@@ -23,7 +23,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from flower_sap import _flower
 from flower_sap.strategies import SemiAsync
-from flower_sap.strategies.inner import StandInGrid
+from flower_sap.strategies.stand_in_grid import StandInGrid
 
 CONTENT = RecordDict(
     {

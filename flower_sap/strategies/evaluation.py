@@ -1,96 +1,159 @@
-"""Federated evaluation that does not stop training.
+"""Federated evaluation: its messages, and the metrics that come back.
 
-Evaluate messages of a round wait until their node is idle and go before its next
-train message. The round's metrics are made when the last of them has ended. A node
-that still has one waiting from an earlier round is not asked again.
+Evaluate messages of a round wait in the `EvaluationQueue` until their node is idle, and
+go before its next train message.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from typing import Any
 
-from flwr.app import Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-
-@dataclass(slots=True)
-class Request:
-    """One evaluate message that waits for its node."""
-
-    round: int
-    version: int
-    node_id: int
-    message_type: str
-    content: RecordDict
-
-
-@dataclass(slots=True)
-class _Open:
-    version: int
-    num_out: int = 0
-    replies: list[Message] = field(default_factory=list)
+from flower_sap._flower import num_content_bytes
+from flower_sap.clock import Clock
+from flower_sap.strategies.evaluation_queue import EvaluationQueue, Finished, Request
+from flower_sap.strategies.inner import InnerStrategy
+from flower_sap.strategies.mailbox import Mailbox, batches
+from flower_sap.strategies.parts import Report
+from flower_sap.strategies.replies import without_arrays
+from flower_sap.strategies.state import ServerState, Trip
+from flower_sap.strategies.updates import read_evaluation
 
 
-@dataclass(slots=True)
-class Finished:
-    """A round whose evaluate messages have all ended."""
+class Evaluation:
+    """The federated evaluations of one run.
 
-    round: int
-    version: int
-    replies: list[Message]
+    Parameters
+    ----------
+    state : ServerState
+        Knows who is idle.
+    inner : InnerStrategy
+        Says who evaluates, and averages the metrics.
+    mailbox : Mailbox
+        Carries the messages.
+    clock : Clock
+        The time.
+    config : ConfigRecord
+        Sent with each message.
+    report : Report
+        Told of each round's metrics.
+    """
 
-
-class EvaluationQueue:
-    """Who is still to be asked, and which rounds are still open."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[int, Request] = {}
-        self._rounds: dict[int, _Open] = {}
-        self._round_of: dict[str, int] = {}
+    def __init__(
+        self,
+        state: ServerState,
+        inner: InnerStrategy,
+        *,
+        mailbox: Mailbox,
+        clock: Clock,
+        config: ConfigRecord,
+        report: Report,
+    ) -> None:
+        self._state = state
+        self._inner = inner
+        self._mailbox = mailbox
+        self._clock = clock
+        self._config = config
+        self._report = report
+        self._queue = EvaluationQueue()
 
     @property
     def is_empty(self) -> bool:
-        """Return whether every round is finished."""
-        return not self._rounds
+        """Return whether every evaluation has ended."""
+        return self._queue.is_empty
 
-    def add(self, requests: Iterable[Request]) -> None:
-        """Queue a round's messages."""
-        for request in requests:
-            if request.node_id not in self._waiting:
-                self._waiting[request.node_id] = request
-                opened = self._rounds.setdefault(request.round, _Open(request.version))
-                opened.num_out += 1
+    def occupies(self, group: int) -> bool:
+        """Return whether a node of this group is evaluating, or about to."""
+        return not self._queue.is_empty and any(
+            self._queue.waits_for(node.node_id)
+            or (node.is_busy and node.has_just_evaluated)
+            for node in self._state.nodes.values()
+            if node.group == group
+        )
 
-    def waits_for(self, node_id: int) -> bool:
-        """Return whether a message waits for this node."""
-        return node_id in self._waiting
+    # --- sending ----------------------------------------------------------------
 
-    def take(self, node_id: int) -> Request:
-        """Return the message that waits for this node, to be sent now."""
-        return self._waiting.pop(node_id)
+    def ask(self, released: ArrayRecord, node_ids: list[int]) -> None:
+        """Queue the messages that evaluate the round which has just ended."""
+        state = self._state
+        requests = self._inner.evaluate_messages(
+            state.round, released, self._config, node_ids
+        )
+        self._queue.add(
+            Request(state.round, state.version, node_id, message_type, content)
+            for node_id, message_type, content in requests
+        )
 
-    def sent(self, request: Request, message_id: str) -> None:
-        """Remember which round a sent message belongs to."""
-        self._round_of[message_id] = request.round
+    def send(self, *, comes_first: bool) -> None:
+        """Send what waits for idle nodes.
 
-    def forget_nodes(self, connected: set[int]) -> list[Finished]:
-        """Give up on messages that wait for nodes which are gone."""
-        gone = [node for node in self._waiting if node not in connected]
-        rounds = [self._waiting.pop(node).round for node in gone]
-        return [done for number in rounds for done in self._close_one(number, None)]
+        Parameters
+        ----------
+        comes_first : bool
+            Ask also those that have just evaluated. Where rounds end faster than
+            evaluations, a node that evaluated whenever it is asked would never train
+            again.
+        """
+        if self._queue.is_empty:
+            return
+        state = self._state
+        asked = [
+            n
+            for n in state.idle
+            if self._queue.waits_for(n)
+            and (comes_first or not state.nodes[n].has_just_evaluated)
+        ]
+        taken = set(asked)
+        state.idle = [n for n in state.idle if n not in taken]
+        for batch in batches(asked):
+            self._push([self._queue.take(node_id) for node_id in batch])
 
-    def give_up(self, request: Request) -> list[Finished]:
-        """Note a message that could not be sent."""
-        return self._close_one(request.round, None)
+    def _push(self, requests: list[Request]) -> None:
+        messages = [
+            Message(
+                self._inner.fresh_content(request.content, {}),
+                dst_node_id=request.node_id,
+                message_type=request.message_type,
+            )
+            for request in requests
+        ]
+        nbytes = num_content_bytes(requests[0].content)
+        sent = self._mailbox.push(messages, "evaluate", [None] * len(messages), nbytes)
+        for request, message_id in zip(requests, sent, strict=True):
+            if message_id:
+                self._queue.sent(request, message_id)
+            else:
+                self._close(self._queue.give_up(request))
 
-    def ended(self, message_id: str, reply: Message | None) -> list[Finished]:
-        """Note the end of a sent message; return the round if it was its last."""
-        return self._close_one(self._round_of.pop(message_id), reply)
+    # --- receiving --------------------------------------------------------------
 
-    def _close_one(self, number: int, reply: Message | None) -> list[Finished]:
-        opened = self._rounds[number]
-        opened.num_out -= 1
-        if reply is not None:
-            opened.replies.append(reply)
-        if opened.num_out:
-            return []
-        del self._rounds[number]
-        return [Finished(number, opened.version, opened.replies)]
+    def take(self, trip: Trip, reply: Message) -> None:
+        """Take in the reply to an evaluate message."""
+        metrics = self._mailbox.read(trip, reply, self._read)
+        if metrics is None:
+            self.lose(trip)
+            return
+        num_examples: Any = metrics[self._inner.weighted_by]
+        self._mailbox.accept(trip, reply, float(num_examples))
+        slim = without_arrays(reply, metrics)
+        self._close(self._queue.ended(trip.message_id, slim))
+
+    def _read(self, content: RecordDict) -> MetricRecord:
+        return read_evaluation(content, self._inner.weighted_by)
+
+    def lose(self, trip: Trip) -> None:
+        """Note an evaluation that came to nothing."""
+        self._close(self._queue.ended(trip.message_id, None))
+
+    def forget_nodes(self, gone: list[int]) -> None:
+        """Give up on what waits for nodes that are gone."""
+        self._close(self._queue.forget_nodes(set(gone)))
+
+    def _close(self, rounds: Iterable[Finished]) -> None:
+        for finished in rounds:
+            self._state.progressed_at = self._clock.now()
+            if finished.replies:
+                metrics = self._inner.aggregate_evaluate(
+                    finished.round, finished.replies
+                )
+                self._report.end_evaluation(finished, metrics)

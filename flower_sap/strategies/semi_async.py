@@ -23,10 +23,11 @@ from flower_sap._flower import ensure_task_identity, log
 from flower_sap.clock import Clock, WallClock
 from flower_sap.payload.dense import Manifest
 from flower_sap.progress import ProgressLine
-from flower_sap.strategies.engine import Engine, Limits, Parts
-from flower_sap.strategies.evaluation import Finished
-from flower_sap.strategies.inner import InnerStrategy, check_wrappable
+from flower_sap.strategies.engine import Engine
+from flower_sap.strategies.evaluation_queue import Finished
+from flower_sap.strategies.inner import InnerStrategy
 from flower_sap.strategies.merging import Discounted, MergeRule
+from flower_sap.strategies.parts import Inputs, Limits, Parts, World
 from flower_sap.strategies.release import Latest, ReleaseRule
 from flower_sap.strategies.result import HistoryPoint, RunResult, copy_record, numbers
 from flower_sap.strategies.staleness import (
@@ -38,6 +39,7 @@ from flower_sap.strategies.staleness import (
 from flower_sap.strategies.state import ServerState
 from flower_sap.strategies.sync import Buffered, SyncPolicy
 from flower_sap.strategies.work import FixedWork, WorkRule
+from flower_sap.strategies.wrapping import check_wrappable
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 StopFn = Callable[[int, RunResult], bool]
@@ -209,15 +211,13 @@ class SemiAsync(Strategy):
             self.parts,
             Limits(num_rounds, timeout, report.should_stop),
             InnerStrategy(self.inner, manifest, seed=self.options.seed),
-            grid=grid,
-            clock=clock,
-            initial_arrays=initial_arrays,
-            manifest=manifest,
-            configs=(
+            world=World(grid, clock, report.tell),
+            inputs=Inputs(
+                initial_arrays,
+                manifest,
                 train_config or ConfigRecord(),
                 evaluate_config or ConfigRecord(),
             ),
-            tell=report.tell,
             report=report,
         )
         self._engine = engine

@@ -1,6 +1,6 @@
 """All that changes while a run goes on, in one record.
 
-`ServerState` is owned by the loop in `semi_async`; nothing else writes to it. Old
+`ServerState` is shared by the engine and its pieces; nothing else writes to it. Old
 versions are kept only while a message in flight was trained from them.
 """
 
@@ -11,6 +11,7 @@ from flwr.app import Message
 from flower_sap.payload.dense import Arrays
 from flower_sap.strategies.aggregation import Aggregator
 from flower_sap.strategies.merging import Totals
+from flower_sap.strategies.sync import RoundView
 from flower_sap.strategies.updates import ClientUpdate, WorkReport
 from flower_sap.strategies.work import NodePace
 
@@ -135,6 +136,9 @@ class ServerState:
         The current model.
     version, round : int
         Merges so far, and Flower's rounds completed.
+    synced_at, merged_at, progressed_at : float
+        The last synchronization, the last merge, and the last merge or end of an
+        evaluation (s on the run's clock).
     base_arrays : dict
         Version to model, for each version that a train message in flight carries.
     num_flying : dict
@@ -155,6 +159,7 @@ class ServerState:
     merges_since_sync: int = 0
     synced_at: float = 0.0
     merged_at: float = 0.0
+    progressed_at: float = 0.0
     num_dispatched: int = 0
     base_arrays: dict[int, Arrays] = field(default_factory=dict)
     num_flying: dict[int, int] = field(default_factory=dict)
@@ -219,3 +224,17 @@ class ServerState:
         """Return the oldest version in flight; the current one if nothing is."""
         # Versions enter in rising order, so the first key is the oldest.
         return next(iter(self.num_flying), self.version)
+
+    def view(self, group: int, now: float) -> RoundView:
+        """Return what a sync policy may know of a speed group."""
+        buffer = self.buffers[group]
+        return RoundView(
+            now=now,
+            opened_at=buffer.opened_at,
+            synced_at=self.synced_at,
+            version=self.version,
+            oldest_base_version=self.oldest_base_version,
+            merges_since_sync=self.merges_since_sync,
+            num_buffered=len(buffer.taken) + len(buffer.held),
+            num_in_flight=buffer.num_in_flight,
+        )

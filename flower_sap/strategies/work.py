@@ -105,10 +105,11 @@ class BalancedWork(WorkRule):
         # The mean is kept as a running sum: rounding can leave nothing of it.
         if pace.seconds_per_step is None or not pace.mean_steps_per_second > 0:
             return self.steps
-        share = 1 / (pace.seconds_per_step * pace.mean_steps_per_second)
-        affordable = steps_within(pace, available)
-        asked = min(round(self.steps * share), affordable)
-        return max(self.least, min(self.most, asked))
+        # Bounded before it is rounded: next to a mean near 0 a share has no limit.
+        product = pace.seconds_per_step * pace.mean_steps_per_second
+        share = self.steps / product if product > 0 else math.inf
+        asked = round(min(share, self.most))
+        return max(self.least, min(asked, steps_within(pace, available)))
 
 
 @dataclass(frozen=True, slots=True)

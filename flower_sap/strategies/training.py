@@ -1,0 +1,119 @@
+"""Train messages: what they ask of a node, and the updates that come back."""
+
+from collections.abc import Sequence
+
+from flwr.app import Message, RecordDict
+
+from flower_sap.clock import Clock
+from flower_sap.payload.dense import Arrays
+from flower_sap.strategies.inner import InnerStrategy
+from flower_sap.strategies.mailbox import Mailbox, batches
+from flower_sap.strategies.parts import Parts
+from flower_sap.strategies.replies import without_arrays
+from flower_sap.strategies.state import Held, ServerState, Trip
+from flower_sap.strategies.updates import ClientUpdate, read_update
+from flower_sap.strategies.versions import Versions
+from flower_sap.wire import BASE_VERSION, DISPATCH_NUMBER, LOCAL_STEPS
+
+
+class Training:
+    """The train messages of one run.
+
+    Parameters
+    ----------
+    state : ServerState
+        Knows the pace of the nodes.
+    parts : Parts
+        How many local steps to ask for, and what becomes of late updates.
+    versions : Versions
+        The model that is sent.
+    inner : InnerStrategy
+        Decorates the messages.
+    mailbox : Mailbox
+        Carries them.
+    clock : Clock
+        The time.
+    """
+
+    def __init__(
+        self,
+        state: ServerState,
+        parts: Parts,
+        *,
+        versions: Versions,
+        inner: InnerStrategy,
+        mailbox: Mailbox,
+        clock: Clock,
+    ) -> None:
+        self._state = state
+        self._sync, self._work = parts.sync, parts.work
+        self._versions = versions
+        self._inner = inner
+        self._mailbox = mailbox
+        self._clock = clock
+
+    def send(self, node_ids: list[int]) -> None:
+        """Send the current version to these nodes."""
+        for batch in batches(node_ids):
+            self._push(batch)
+
+    def _push(self, node_ids: Sequence[int]) -> None:
+        message_type, content, nbytes = self._versions.train_template()
+        state, now = self._state, self._clock.now()
+        available = self._sync.work_until(state.view(0, now)) - now
+        steps = [
+            self._work.local_steps(state.pace(state.nodes[node_id]), available)
+            for node_id in node_ids
+        ]
+        messages = [
+            Message(
+                self._inner.fresh_content(content, self._orders(node_id, asked)),
+                dst_node_id=node_id,
+                message_type=message_type,
+            )
+            for node_id, asked in zip(node_ids, steps, strict=True)
+        ]
+        self._mailbox.push(messages, "train", steps, nbytes)
+
+    def _orders(self, node_id: int, local_steps: int | None) -> dict[str, int]:
+        node = self._state.nodes[node_id]
+        node.num_dispatched += 1
+        orders = {
+            BASE_VERSION: self._state.version,
+            DISPATCH_NUMBER: node.num_dispatched,
+        }
+        if local_steps is not None:
+            orders[LOCAL_STEPS] = local_steps
+        return orders
+
+    def take(self, trip: Trip, reply: Message, base: Arrays) -> Held | None:
+        """Return the update in a reply; None if it is bad, or dropped for being late.
+
+        Parameters
+        ----------
+        trip : Trip
+            That of the message which the reply answers.
+        reply : Message
+            What came back.
+        base : Arrays
+            The model that the message carried.
+        """
+
+        def read(content: RecordDict) -> ClientUpdate:
+            return read_update(
+                content,
+                manifest=self._versions.manifest,
+                base_version=trip.base_version,
+                weighted_by=self._inner.weighted_by,
+            )
+
+        update = self._mailbox.read(trip, reply, read)
+        if update is None:
+            return None
+        self._state.observe(trip, update.work, self._clock.now())
+        self._state.nodes[trip.node_id].failures_in_row = 0
+        self._mailbox.accept(trip, reply, update.num_examples, update.work)
+        if trip.is_late and self._sync.drops_late():
+            self._mailbox.drop(trip, "arrived after the synchronization's grace")
+            return None
+        return Held(trip, update, base, without_arrays(reply, update.metrics))
