@@ -16,7 +16,6 @@ from flwr.supercore.task_identity import TaskIdentity
 
 # flwr.common.constant.ErrorCode of 1.42 (the wire knows only the numbers)
 CLIENT_APP_RAISED_EXCEPTION = 2
-NODE_UNAVAILABLE = 5
 CLIENT_APP_CRASHED = 8
 
 _SERVER_NODE_ID = 1

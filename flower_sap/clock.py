@@ -46,11 +46,6 @@ class WallClock:
         time.sleep(max(0.0, min(at - self.now(), self._poll_seconds)))
 
 
-def cpu_seconds() -> float:
-    """Return the CPU time of the calling thread (s), for what a client reports."""
-    return time.thread_time()
-
-
 def wall_seconds() -> float:
     """Return a monotone wall-clock reading (s) whose zero is arbitrary."""
     return time.perf_counter()

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flower_sap.cli import app
+from flower_sap.events import read_events
 from flower_sap.report.compare import fleet_of, make_plan, problem, run_plan
 from flower_sap.report.contenders import AfterReplies, contenders
 from flower_sap.report.table import (
@@ -153,6 +154,18 @@ def test_every_contender_learns_and_leaves_its_event_log(small):
         assert result.points[-1].metric < result.points[0].metric
         assert 0 <= result.idle < 1
         assert 0 < result.utilization <= 1
+
+
+def test_flowers_own_strategy_has_the_models_size_in_its_log_too(small):
+    (plan, _), _ = small
+    sizes = {
+        next(
+            iter(read_events(plan.folder_of(plan.jobs[0], who) / "events.jsonl"))
+        ).model_nbytes
+        for who in plan.contenders
+    }
+
+    assert sizes == {4 * 3265}  # one number for all: the float32 parameters
 
 
 def test_classes_can_follow_device_speed(tmp_path):

@@ -45,7 +45,6 @@ def no_identity(monkeypatch):
 
 def test_the_error_codes_are_flowers():
     assert _flower.CLIENT_APP_RAISED_EXCEPTION == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-    assert _flower.NODE_UNAVAILABLE == ErrorCode.NODE_UNAVAILABLE
     assert _flower.CLIENT_APP_CRASHED == ErrorCode.CLIENT_APP_CRASHED
 
 

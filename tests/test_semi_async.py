@@ -394,3 +394,18 @@ def test_a_run_leaves_the_model_it_returns_as_plain_arrays():
         "w": (np.dtype("float32"), (2,)),
         "bn.num_batches_tracked": (np.dtype("int64"), ()),
     }
+
+
+def test_a_policy_that_opens_in_the_past_does_not_stop_virtual_time():
+    class OpenedLongAgo(Buffered):
+        num_asked = 0
+
+        def opens_at(self, view):
+            OpenedLongAgo.num_asked += 1
+            if OpenedLongAgo.num_asked > 100:  # else this would never end
+                raise AssertionError("virtual time stands still")
+            return 0.0
+
+    told = run([Node(1.0)], OpenedLongAgo(1), rounds=3)
+
+    assert [time for time, *_ in merges(told.events)] == [1.0, 2.0, 3.0]

@@ -80,9 +80,9 @@ class EmulatedGrid(Grid):
     clock : VirtualClock
         The run's clock; `SemiAsync` finds it here.
     bytes_down, bytes_up : int
-        Payload bytes on all links.
+        Payload bytes sent, and arrived by now.
     samples : float
-        Samples processed by all nodes.
+        Samples processed by all nodes, also for replies that are still on their way.
 
     Raises
     ------
@@ -108,7 +108,7 @@ class EmulatedGrid(Grid):
         self._num_pushed = 0
         self._training: list[tuple[float, int, str]] = []
         self._flights: dict[str, _Flight] = {}
-        self._coming: list[tuple[float, int, str, Message]] = []
+        self._coming: list[tuple[float, int, str, Message, int]] = []
         self._arrived: dict[str, Message] = {}
         self.bytes_down = 0
         self.bytes_up = 0
@@ -236,23 +236,25 @@ class EmulatedGrid(Grid):
             message_id = first.message.metadata.message_id
             del self._flights[message_id]
             reply = self._grid.wait_for(message_id)
-            arrives_at = self._time(first, reply, queue)
-            heapq.heappush(self._coming, (arrives_at, first.number, message_id, reply))
+            nbytes = num_content_bytes(reply.content) if reply.has_content() else 0
+            arrives_at = self._time(first, reply, nbytes, queue)
+            heapq.heappush(
+                self._coming, (arrives_at, first.number, message_id, reply, nbytes)
+            )
 
-    def _time(self, flight: _Flight, reply: Message, queue: _NodeQueue) -> float:
+    def _time(
+        self, flight: _Flight, reply: Message, nbytes: int, queue: _NodeQueue
+    ) -> float:
         """Return when the reply arrives; the node is busy until it has computed."""
         computing = flight.declared  # less would break the bound of the dispatch
-        nbytes = 0
         if reply.has_content():
             samples = _samples(flight.message, reply)
             computing = max(computing, samples * flight.pace)
             self.samples += samples
             _restate(reply, computing)
-            nbytes = num_content_bytes(reply.content)
         starts_at = max(flight.ready_at, queue.free_at)
         queue.free_at = starts_at + computing
         queue.busy_seconds += computing
-        self.bytes_up += nbytes
         link = flight.profile.link
         # The uplink carries one reply after the other, so none overtakes another.
         uploads_at = max(queue.free_at, queue.arrived_at - link.latency)
@@ -262,8 +264,9 @@ class EmulatedGrid(Grid):
     def _land_until(self, now: float) -> None:
         self._settle(now)
         while self._coming and self._coming[0][0] <= now:
-            _, _, message_id, reply = heapq.heappop(self._coming)
+            _, _, message_id, reply, nbytes = heapq.heappop(self._coming)
             self._arrived[message_id] = reply
+            self.bytes_up += nbytes
 
 
 def _size(message: Message, sizes: dict[int, int]) -> int:

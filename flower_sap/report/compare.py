@@ -48,10 +48,9 @@ class Problem:
     load : callable
         Returns the data for (number of nodes, seed).
     local_epochs, num_rounds : int
-        Of the synchronous baseline: the epochs with the shortest time to target of
-        1, 2, 3 and 5, and rounds until its metric is flat.
+        Of the synchronous baseline; `benchmarks/README.md` says what was tried.
     margin : float
-        How far below (or, in percent of an error, above) its final metric the target
+        How far below (or, as a share of an error, above) its final metric the target
         is.
     """
 

@@ -1,8 +1,8 @@
 """Who is compared: each strategy as its users would set it up.
 
-The synchronous baseline has every advantage that its users would give it: local epochs
-tuned for time to target (`benchmarks/README.md` has the figures), and a variant with a
-deadline. All strategies train the same client with the same optimizer.
+The synchronous baseline is set up as its users would: local epochs tuned as far as
+`benchmarks/README.md` says, and a variant with a deadline. All strategies train the
+same client with the same optimizer.
 """
 
 from collections.abc import Callable

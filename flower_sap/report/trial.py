@@ -32,6 +32,7 @@ from flower_sap.events import (
     RunEnded,
     RunStarted,
 )
+from flower_sap.payload.dense import Manifest
 from flower_sap.report.contenders import Contender, Setting, round_seconds
 from flower_sap.strategies import RunOptions, RunResult, SemiAsync
 
@@ -217,7 +218,8 @@ def _start(
     # Flower's own strategies write no events; what the grid and the evaluation see
     # stands for them.
     log = JsonLines(folder / "events.jsonl")
-    log(RunStarted(0.0, type(strategy).__name__, job.num_rounds, watch.model_nbytes))
+    nbytes = Manifest.of(initial).nbytes
+    log(RunStarted(0.0, type(strategy).__name__, job.num_rounds, nbytes))
     watch.log = log
     strategy.start(
         grid,
@@ -242,7 +244,6 @@ class _Watch:
         self._tiers = job.fleet.tiers()
         self.points: list[Point] = []
         self.log: Callable[[Event], None] | None = None
-        self.model_nbytes = 0
         self._staleness: list[int] = []
         self._versions = 0
         self._lost = 0

@@ -107,9 +107,10 @@ def heter_train(
     """Return SAP, after Heter-Train: asynchronous merges, interval synchronization.
 
     Geng et al.: Heter-Train, IEEE T-ITS 25(1), 2024, DOI 10.1109/TITS.2023.3286400.
-    The two properties that its abstract states; rules and constants are ours, as they
-    did best in `flower-sap compare`: small buffers, rarely heard nodes raised, and an
-    average of recent versions released. A round is an interval of `merges` merges.
+    The two properties that its abstract states; rules and constants are ours, chosen
+    by the trials that `benchmarks/README.md` tells of: small buffers, rarely heard
+    nodes raised, and an average of recent versions released. A round is an interval of
+    `merges` merges.
     """
     return SemiAsync(
         inner,
