@@ -22,9 +22,12 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("compare"))
+    parser.add_argument("--strategy", action="append", default=[])
+    parser.add_argument("--fleets", nargs="+", default=["mixed", "mild"])
+    parser.add_argument("--resume", action="store_true")
     parser.add_argument("--more", action="store_true")
     arguments = parser.parse_args()
-    fleets = ["mixed", "mild"] + (["1:1", "1:2", "1:4"] if arguments.more else [])
+    fleets = [*arguments.fleets, *(["1:1", "1:2", "1:4"] if arguments.more else [])]
     runs: list[tuple[str, list[str]]] = [(fleet, []) for fleet in fleets]
     if arguments.more and arguments.data != "parking":
         runs.append(("mixed", ["--by-speed", "0.8"]))
@@ -37,6 +40,10 @@ def _compare(arguments: argparse.Namespace, fleet: str, extra: list[str]) -> int
     command += ["--data", arguments.data, "--fleet", fleet, *extra]
     command += ["--seeds", str(arguments.seeds), "--workers", str(arguments.workers)]
     command += ["--out", str(arguments.out / name)]
+    for strategy in arguments.strategy:
+        command += ["--strategy", strategy]
+    if arguments.resume:
+        command += ["--resume"]
     if arguments.data_file:
         command += ["--data-file", str(arguments.data_file)]
     return int(subprocess.run(command, check=False).returncode != 0)

@@ -19,7 +19,7 @@ from rich.progress import (
 )
 
 from flower_sap.report.compare import Plan, make_plan, problem, run_plan
-from flower_sap.report.contenders import contenders
+from flower_sap.report.contenders import choose, contenders
 from flower_sap.report.figure import draw_figure
 from flower_sap.report.table import draw, final_point, make_rows, to_plain
 from flower_sap.report.trial import TrialResult
@@ -66,6 +66,10 @@ def compare(
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Repeat with seeds 0, 1, ...")] = 3,
+    strategy: Annotated[
+        list[str] | None,
+        typer.Option(help="Compare only this one with FedAvg; may be repeated."),
+    ] = None,
     rounds: Annotated[
         int | None,
         typer.Option(min=1, help="Synchronous rounds of FedAvg."),
@@ -76,6 +80,9 @@ def compare(
     out: Annotated[
         Path, typer.Option(help="Folder for table, figure and event logs.")
     ] = Path("compare"),
+    resume: Annotated[
+        bool, typer.Option(help="Go on: keep the finished trials in the folder.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON instead of the table.")
     ] = False,
@@ -94,17 +101,17 @@ def compare(
             num_nodes=nodes,
             seeds=range(seeds),
             num_rounds=rounds,
-            contenders=contenders(),
+            contenders=choose(strategy) if strategy else contenders(),
             folder=out,
             speed_strength=by_speed,
         )
     except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from error
-    results = _run(plan, workers)
+    results = _run(plan, workers, resume=resume)
     _report(plan, results, title=_title(data.value, fleet, plan), as_json=as_json)
 
 
-def _run(plan: Plan, workers: int) -> list[TrialResult]:
+def _run(plan: Plan, workers: int, *, resume: bool) -> list[TrialResult]:
     count = len(plan.jobs) * len(plan.contenders)
     with Progress(
         TextColumn(f"{count} trials"),
@@ -120,6 +127,7 @@ def _run(plan: Plan, workers: int) -> list[TrialResult]:
         return run_plan(
             plan,
             workers=workers,
+            resume=resume,
             progress=lambda share: progress.update(task, completed=share),
         )
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from flower_sap.cli import app
 from flower_sap.events import read_events
 from flower_sap.report.compare import fleet_of, make_plan, problem, run_plan
-from flower_sap.report.contenders import AfterReplies, contenders
+from flower_sap.report.contenders import AfterReplies, choose, contenders
 from flower_sap.report.table import (
     Spread,
     final_point,
@@ -27,9 +27,9 @@ def points(*metrics):
 
 def trial(name, seed, *metrics):
     return TrialResult(
-        name, seed, points(*metrics), num_merges=3, num_updates=9, mean_staleness=1.5,
-        max_staleness=4, bytes_down=2_000_000, bytes_up=1_000_000, idle=0.25,
-        utilization=0.5, num_lost=0, end_time=50.0,
+        name, seed, "a job", points(*metrics), num_merges=3, num_updates=9,
+        mean_staleness=1.5, max_staleness=4, bytes_down=2_000_000, bytes_up=1_000_000,
+        idle=0.25, utilization=0.5, num_lost=0, end_time=50.0,
     )  # fmt: skip
 
 
@@ -154,6 +154,37 @@ def test_every_contender_learns_and_leaves_its_event_log(small):
         assert result.points[-1].metric < result.points[0].metric
         assert 0 <= result.idle < 1
         assert 0 < result.utilization <= 1
+
+
+def test_a_comparison_goes_on_with_the_trials_of_the_same_job(small, tmp_path):
+    def plan_of(rounds):
+        return make_plan(
+            problem("parking"), fleet="mild", num_nodes=4, seeds=[0], num_rounds=rounds,
+            contenders=choose(["FedBuff", "SAP"]), folder=tmp_path,
+        )  # fmt: skip
+
+    def age():
+        paths = (
+            plan.folder_of(plan.jobs[0], c) / "trial.json" for c in plan.contenders
+        )
+        return [path.stat().st_mtime_ns for path in paths]
+
+    plan = plan_of(1)
+    results = run_plan(plan, workers=2)
+    (tmp_path / "seed-0" / "FedBuff" / "trial.json").write_text('{"name": "Fed')
+    before = age()
+
+    assert run_plan(plan, workers=2, resume=True) == results
+    kept = [new == old for new, old in zip(age(), before, strict=True)]
+    assert kept == [True, False, True]  # FedAvg, FedBuff, SAP
+    assert plan_of(1).jobs[0].fingerprint() == results[0].job
+    assert plan_of(2).jobs[0].fingerprint() != results[0].job
+
+
+def test_contenders_are_chosen_by_name():
+    assert [who.name for who in choose(["SAP"])] == ["FedAvg", "SAP"]
+    with pytest.raises(ValueError, match=r"no strategy 'sap': choose from FedAvg, "):
+        choose(["sap"])
 
 
 def test_flowers_own_strategy_has_the_models_size_in_its_log_too(small):

@@ -606,6 +606,35 @@ def test_global_generators_are_the_messages_own(open_grid):
     assert len({d["numpy"] for d in first}) == 3
 
 
+def test_the_callers_generators_go_on_where_they_were():
+    def draw():
+        return random.random(), np.random.random(), float(torch.rand(1))  # noqa: NPY002
+
+    def reseed(message, context):
+        np.random.seed(7)  # noqa: NPY002  # as many ClientApps do
+        first = float(np.random.random())  # noqa: NPY002
+        if message.content["config"].get("nested"):
+            inner = LocalGrid(answering(reseed), 2)
+            assert answers(inner, to(1001)) == [{"first": first, "second": second}]
+        return {"first": first, "second": float(np.random.random())}  # noqa: NPY002
+
+    second = float(np.random.RandomState(7).random_sample(2)[1])
+    np.random.seed(1)  # noqa: NPY002
+    random.seed(1)
+    torch.manual_seed(1)
+    expected = [draw(), draw()]
+    np.random.seed(1)  # noqa: NPY002
+    random.seed(1)
+    torch.manual_seed(1)
+
+    found = [draw()]
+    told = answers(LocalGrid(answering(reseed), 2), to(1001, nested=True), to(1002))
+    found.append(draw())
+
+    assert found == expected
+    assert [answer["second"] for answer in told] == [second, second]
+
+
 def test_the_same_draws_are_made_here_and_in_workers():
     app = answering(
         lambda message, context: {

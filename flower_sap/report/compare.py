@@ -148,9 +148,22 @@ def run_plan(
     plan: Plan,
     *,
     workers: int,
+    resume: bool = False,
     progress: Callable[[float], None] = lambda _: None,
 ) -> list[TrialResult]:
     """Run all trials, at most `workers` at a time, and return their results.
+
+    Parameters
+    ----------
+    plan : Plan
+        The trials.
+    workers : int
+        Processes side by side, >= 1; the results do not depend on it.
+    resume : bool
+        Take the results of the same job that an earlier run left in the folder. The
+        strategies' code must be the same: nobody checks that.
+    progress : callable
+        Told the share of the work that is done.
 
     Raises
     ------
@@ -160,7 +173,13 @@ def run_plan(
     trials = [(job, who) for who in plan.contenders for job in plan.jobs]
     context = multiprocessing.get_context("fork")
     shares = context.Array("d", len(trials))
-    waiting = list(range(len(trials)))
+    waiting = [
+        number
+        for number, (job, who) in enumerate(trials)
+        if not (resume and _has_result(plan.folder_of(job, who) / "trial.json", job))
+    ]
+    for number in set(range(len(trials))).difference(waiting):
+        shares[number] = 1.0
     running: dict[int, BaseProcess] = {}
     while waiting or running:
         while waiting and len(running) < max(1, workers):
@@ -177,6 +196,13 @@ def run_plan(
     return [
         TrialResult.load(plan.folder_of(job, who) / "trial.json") for job, who in trials
     ]
+
+
+def _has_result(path: Path, job: Job) -> bool:
+    try:
+        return TrialResult.load(path).job == job.fingerprint()
+    except (OSError, ValueError, KeyError, TypeError):  # none, cut short, or older
+        return False
 
 
 def _run_one(

@@ -5,7 +5,7 @@ The synchronous baseline is set up as its users would: local epochs tuned as far
 same client with the same optimizer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from flwr.app import ConfigRecord
@@ -132,6 +132,22 @@ def contenders() -> tuple[Contender, ...]:
         ),
         Contender("SAP", lambda _, options: heter_train(_inner(), options=options)),
     )
+
+
+def choose(names: Sequence[str]) -> tuple[Contender, ...]:
+    """Return the contenders of these names, and the baseline first of all.
+
+    Raises
+    ------
+    ValueError
+        If a name is unknown.
+    """
+    known = contenders()
+    unknown = [name for name in names if name not in {who.name for who in known}]
+    if unknown:
+        choice = ", ".join(who.name for who in known)
+        raise ValueError(f"no strategy {unknown[0]!r}: choose from {choice}")
+    return tuple(who for who in known if who is known[0] or who.name in names)
 
 
 def round_seconds(

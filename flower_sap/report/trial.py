@@ -5,6 +5,7 @@ A trial is a pure function of its description. It writes `events.jsonl` and
 process.
 """
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -36,7 +37,10 @@ from flower_sap.payload.dense import Manifest
 from flower_sap.report.contenders import Contender, Setting, round_seconds
 from flower_sap.strategies import RunOptions, RunResult, SemiAsync
 
-_POINTS = 200  # evaluations over the baseline's time, at most
+# Evaluations are this far apart, as a share of the baseline's time and of the time that
+# has passed: fine enough for a thirtieth of that time, and some 250 in all.
+_FINEST = 1 / 2400
+_COARSEST = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ class Job:
     seed: int
     local_epochs: int
     num_rounds: int
-    more_samples: float = 2.0
+    more_samples: float = 1.5
 
     @property
     def num_samples(self) -> list[int]:
@@ -78,6 +82,20 @@ class Job:
     def longest(self) -> float:
         """Return the virtual time of the whole synchronous run, about (s)."""
         return self.num_rounds * max(round_seconds(self.fleet, self.num_samples, 0))
+
+    def fingerprint(self) -> str:
+        """Return a digest of what is trained: 64 hexadecimal digits."""
+        task = self.task
+        numbers = (
+            task.metric, task.learning_rate, task.momentum, task.batch_size,
+            self.seed, self.local_epochs, self.num_rounds, self.more_samples,
+            self.data.name, self.fleet.to_toml(),
+        )  # fmt: skip
+        digest = hashlib.sha256(repr(numbers).encode())
+        for part in (*self.data.train, self.data.test):
+            digest.update(np.ascontiguousarray(part.x).data)
+            digest.update(np.ascontiguousarray(part.y).data)
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +114,8 @@ class TrialResult:
 
     Attributes
     ----------
-    name, seed : str, int
-        Which trial.
+    name, seed, job : str, int, str
+        Which trial, and the fingerprint of its job.
     points : list of Point
         Metric over virtual time.
     num_merges, num_updates : int
@@ -118,6 +136,7 @@ class TrialResult:
 
     name: str
     seed: int
+    job: str
     points: list[Point]
     num_merges: int
     num_updates: int
@@ -247,7 +266,6 @@ class _Watch:
         self._staleness: list[int] = []
         self._versions = 0
         self._lost = 0
-        self._resolution = job.longest / _POINTS / 12
         self._multiple = 1.0
         self._strategy: SemiAsync | None = None
         self._last: tuple[int, ArrayRecord] | None = None
@@ -277,8 +295,11 @@ class _Watch:
 
     @property
     def _is_due(self) -> bool:
-        now = self._grid.clock.now()
-        return not self.points or now >= self.points[-1].time + self._resolution
+        if not self.points:
+            return True
+        last = self.points[-1].time
+        apart = max(_FINEST * self._job.longest, _COARSEST * last)
+        return self._grid.clock.now() >= last + apart
 
     def _measure(self, round_: int, arrays: ArrayRecord) -> MetricRecord:
         job, now = self._job, self._grid.clock.now()
@@ -317,6 +338,7 @@ class _Watch:
         return TrialResult(
             name=name,
             seed=self._job.seed,
+            job=self._job.fingerprint(),
             points=self.points,
             num_merges=self._versions if is_ours else self._job.num_rounds,
             num_updates=len(self._staleness)
