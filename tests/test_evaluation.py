@@ -11,7 +11,15 @@ from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import FedAvg
 
 from flower_sap import events as ev
-from flower_sap.strategies import Buffered, FullyAsync, FullySync, Interval, Tiered
+from flower_sap.strategies import (
+    Buffered,
+    Deadline,
+    FirstOf,
+    FullyAsync,
+    FullySync,
+    Interval,
+    Tiered,
+)
 from tests.fakes import Node, emulated, ends, fedavg, merges, model, run
 
 EVALUATING = {"fraction_evaluate": 1.0}
@@ -75,6 +83,16 @@ def test_a_client_app_without_an_evaluate_function_still_trains_at_full_speed(po
     assert told.of(ev.Failed)
     assert {e.purpose for e in told.of(ev.Failed)} == {"evaluate"}
     assert told.of(ev.Evaluated) == []
+
+
+def test_a_deadline_counts_from_the_start_of_training_not_of_evaluation():
+    nodes = [Node(1.0, examples=24), Node(1.5, examples=24)]
+    policy = FirstOf(FullySync(), Deadline(2.0))
+
+    told = run(nodes, policy, inner=fedavg(**EVALUATING), rounds=3)
+
+    assert [e.num_updates for e in told.of(ev.Aggregated)] == [2, 2, 2]
+    assert told.of(ev.Synchronized)[1].time == 4.0  # 1.5, evaluation 1.0, 1.5
 
 
 def test_rounds_that_end_faster_than_evaluations_do_not_stop_training():

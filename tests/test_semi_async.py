@@ -217,6 +217,15 @@ def test_tiers_synchronize_within_themselves_and_not_with_each_other():
     assert merges(told.events) == first + fast + slow
 
 
+def test_tiers_form_although_one_node_always_fails():
+    nodes = [Node(4.0), Node(1.0), Node(1.0, fails=lambda number: True), Node(1.25)]
+
+    told = run(nodes, Tiered(2), rounds=5)
+
+    fast = {node for _, node, version, *_ in merges(told.events) if version in (3, 4)}
+    assert fast == {1, 3}
+
+
 def test_a_deadline_goes_on_without_the_straggler_and_takes_it_in_later():
     told = run([Node(1.0), Node(5.0)], FirstOf(FullySync(), Deadline(2.0)), rounds=4)
 

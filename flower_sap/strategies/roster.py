@@ -179,12 +179,16 @@ class Roster:
         return chosen
 
     def _assign_groups(self) -> None:
-        """Sort idle nodes into speed groups of equal size, once all are known."""
+        """Sort idle nodes into speed groups of equal size, once all are known.
+
+        One that only ever failed counts as slowest: waiting for it, there would be no
+        groups.
+        """
         state = self._state
-        known = [node for node in state.nodes.values() if node.trip_seconds is not None]
-        if len(known) < len(state.nodes):
+        nodes = state.nodes.values()
+        if any(n.trip_seconds is None and not n.failures_in_row for n in nodes):
             return
-        ranked = sorted(known, key=lambda node: (node.trip_seconds or 0, node.node_id))
+        ranked = sorted(nodes, key=lambda n: (n.trip_seconds or math.inf, n.node_id))
         idle = set(state.idle)
         for rank, node in enumerate(ranked):
             if node.node_id in idle:

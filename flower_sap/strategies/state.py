@@ -200,7 +200,10 @@ class ServerState:
             self.base_arrays[trip.base_version] = self.arrays
             flying = self.num_flying.get(trip.base_version, 0)
             self.num_flying[trip.base_version] = flying + 1
-            self.buffers[trip.group].num_in_flight += 1
+            buffer = self.buffers[trip.group]
+            if not (buffer.num_in_flight or buffer.taken or buffer.held):
+                buffer.opened_at = trip.sent_at
+            buffer.num_in_flight += 1
 
     def land(self, trip: Trip) -> Arrays | None:
         """Note a message that ended; return the model it carried, if it was to train.

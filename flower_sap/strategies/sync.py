@@ -31,7 +31,8 @@ class RoundView:
     Attributes
     ----------
     now, opened_at, synced_at : float
-        Now, the last merge, the last synchronization (s on the run's clock).
+        Now, the last merge (or, where nothing was out or waiting after it, the next
+        start of a node), and the last synchronization (s on the run's clock).
     version, oldest_base_version : int
         The current version, and the oldest one that a message in flight carries.
     merges_since_sync : int
