@@ -40,7 +40,7 @@ from flower_sap.clients.task import Task, correctness, initial_arrays
 from flower_sap.data import Examples, FederatedData
 from flower_sap.payload.dense import Arrays, Manifest, decode, encode
 from flower_sap.strategies import Buffered, FixedWork
-from flower_sap.strategies.aggregation import StreamingMean
+from flower_sap.strategies.streaming_mean import StreamingMean
 
 NUM_UPDATES = 300
 SILENT = RunOptions(events=None, progress=False)

@@ -18,11 +18,12 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from flower_sap.report.compare import Plan, make_plan, problem, run_plan
+from flower_sap.report.compare import Plan, make_plan, run_plan
 from flower_sap.report.contenders import choose, contenders
 from flower_sap.report.figure import draw_figure
+from flower_sap.report.job import TrialResult
+from flower_sap.report.problems import problem
 from flower_sap.report.table import draw, final_point, make_rows, to_plain
-from flower_sap.report.trial import TrialResult
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -11,10 +11,10 @@ from flower_sap.payload.dense import LARGE, ArraySpec, Manifest
 from flower_sap.strategies.aggregation import (
     KeepAll,
     Kind,
-    StreamingMean,
     kind_of,
     largest_counters,
 )
+from flower_sap.strategies.streaming_mean import StreamingMean
 
 SPECS = Manifest(
     tuple(

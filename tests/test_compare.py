@@ -8,8 +8,10 @@ from typer.testing import CliRunner
 
 from flower_sap.cli import app
 from flower_sap.events import read_events
-from flower_sap.report.compare import fleet_of, make_plan, problem, run_plan
+from flower_sap.report.compare import make_plan, run_plan
 from flower_sap.report.contenders import AfterReplies, choose, contenders
+from flower_sap.report.job import Point, TrialResult
+from flower_sap.report.problems import fleet_of, problem
 from flower_sap.report.table import (
     Spread,
     final_point,
@@ -17,7 +19,6 @@ from flower_sap.report.table import (
     seconds_to_target,
     to_plain,
 )
-from flower_sap.report.trial import Point, TrialResult
 from flower_sap.strategies import RoundView
 
 

@@ -7,18 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_sap.strategies import sync
+from flower_sap import strategies
+from flower_sap.strategies.composition import AllOf, FirstOf
+from flower_sap.strategies.interval import Interval
 from flower_sap.strategies.sync import (
     AT_ONCE,
     WAIT,
-    AllOf,
     BoundedStaleness,
     Buffered,
     Deadline,
-    FirstOf,
     FullyAsync,
     FullySync,
-    Interval,
     RoundView,
     SyncPolicy,
     Tiered,
@@ -135,7 +134,7 @@ def test_a_composition_of_a_policy_with_itself_is_that_policy(policy, views):
 
 @given(policies)
 def test_a_policy_prints_as_the_code_that_makes_it(policy):
-    again = eval(repr(policy), vars(sync).copy())
+    again = eval(repr(policy), vars(strategies).copy())
 
     assert again == policy
     assert hash(again) == hash(policy)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_sap.report.trial import TrialResult
+from flower_sap.report.job import TrialResult
 
 
 def draw_figure(

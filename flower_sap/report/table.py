@@ -14,8 +14,8 @@ from itertools import pairwise
 import numpy as np
 from rich.table import Table
 
-from flower_sap.report.compare import Problem
-from flower_sap.report.trial import Point, TrialResult
+from flower_sap.report.job import Point, TrialResult
+from flower_sap.report.problems import Problem
 
 _LAST = 3  # evaluations that the final metric is the mean of
 

@@ -1,5 +1,7 @@
 """The server side: `SemiAsync`, its parts, and named compositions of them."""
 
+from flower_sap.strategies.composition import AllOf, FirstOf
+from flower_sap.strategies.interval import Interval
 from flower_sap.strategies.merging import (
     Discounted,
     MergeRule,
@@ -8,10 +10,11 @@ from flower_sap.strategies.merging import (
     StepNormalized,
     Totals,
 )
+from flower_sap.strategies.options import RunOptions
 from flower_sap.strategies.presets import fedasync, fedbuff, gsyn, heter_train, ssp
 from flower_sap.strategies.release import Averaged, Latest, ReleaseRule
 from flower_sap.strategies.result import HistoryPoint, RunResult
-from flower_sap.strategies.semi_async import RunOptions, SemiAsync
+from flower_sap.strategies.semi_async import SemiAsync
 from flower_sap.strategies.staleness import (
     Constant,
     Contribution,
@@ -25,14 +28,11 @@ from flower_sap.strategies.staleness import (
     StalenessWeight,
 )
 from flower_sap.strategies.sync import (
-    AllOf,
     BoundedStaleness,
     Buffered,
     Deadline,
-    FirstOf,
     FullyAsync,
     FullySync,
-    Interval,
     RoundView,
     SyncPolicy,
     Tiered,

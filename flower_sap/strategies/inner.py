@@ -23,7 +23,6 @@ from flower_sap.records import copy_records
 from flower_sap.strategies.aggregation import (
     Aggregator,
     KeepAll,
-    StreamingMean,
     largest_counters,
 )
 from flower_sap.strategies.replies import (
@@ -34,6 +33,7 @@ from flower_sap.strategies.replies import (
 )
 from flower_sap.strategies.shown_model import ShownModel
 from flower_sap.strategies.stand_in_grid import StandInGrid
+from flower_sap.strategies.streaming_mean import StreamingMean
 from flower_sap.strategies.wrapping import nodes_to_evaluate, nodes_to_train, setting
 
 # A subclass that aggregates in its own way has another function here, and gets every

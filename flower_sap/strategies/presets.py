@@ -6,15 +6,16 @@ open (which nodes, how many local steps) stays with the other arguments of `Semi
 
 from flwr.serverapp.strategy import Strategy
 
+from flower_sap.strategies.interval import Interval
 from flower_sap.strategies.merging import Discounted, ModelMixing
+from flower_sap.strategies.options import RunOptions
 from flower_sap.strategies.release import Averaged
-from flower_sap.strategies.semi_async import RunOptions, SemiAsync
+from flower_sap.strategies.semi_async import SemiAsync
 from flower_sap.strategies.staleness import Constant, Participation, Polynomial
 from flower_sap.strategies.sync import (
     BoundedStaleness,
     Buffered,
     FullyAsync,
-    Interval,
     Tiered,
 )
 from flower_sap.strategies.work import FixedWork

@@ -17,7 +17,8 @@ from typing import Protocol
 import numpy as np
 
 from flower_sap.payload.dense import Arrays, Manifest
-from flower_sap.strategies.aggregation import Kind, kind_of, step_mean
+from flower_sap.strategies.aggregation import Kind, kind_of
+from flower_sap.strategies.streaming_mean import step_mean
 
 
 class ReleaseRule(Protocol):

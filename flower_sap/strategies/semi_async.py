@@ -9,8 +9,7 @@ In a ServerApp, one line changes::
 aggregates and evaluates as before.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from logging import INFO
 from pathlib import Path
 
@@ -20,59 +19,26 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flower_sap import events as ev
 from flower_sap._flower import ensure_task_identity, log
-from flower_sap.clock import Clock, WallClock
+from flower_sap.clock import WallClock
 from flower_sap.payload.dense import Manifest
 from flower_sap.progress import ProgressLine
 from flower_sap.strategies.engine import Engine
-from flower_sap.strategies.evaluation_queue import Finished
 from flower_sap.strategies.inner import InnerStrategy
 from flower_sap.strategies.merging import Discounted, MergeRule
+from flower_sap.strategies.options import RunOptions
 from flower_sap.strategies.parts import Inputs, Limits, Parts, World
 from flower_sap.strategies.release import Latest, ReleaseRule
-from flower_sap.strategies.result import HistoryPoint, RunResult, copy_record, numbers
+from flower_sap.strategies.result import RunResult
+from flower_sap.strategies.run_report import EvaluateFn, RunReport, StopFn
 from flower_sap.strategies.staleness import (
     ContributionWeight,
     Equal,
     Polynomial,
     StalenessWeight,
 )
-from flower_sap.strategies.state import ServerState
 from flower_sap.strategies.sync import Buffered, SyncPolicy
 from flower_sap.strategies.work import FixedWork, WorkRule
 from flower_sap.strategies.wrapping import check_wrappable
-
-EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-StopFn = Callable[[int, RunResult], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """How a run is carried out and recorded.
-
-    Parameters
-    ----------
-    seed : int
-        Of the engine's own draws (which idle nodes start, when not all may), >= 0.
-    events : path or None
-        Where to write the event log; None writes none.
-    observers : tuple of callables
-        Told of each event.
-    progress : bool
-        Show a live line when standard error is a terminal.
-    clock : Clock, optional
-        Default: the grid's own clock where it has one (emulation), else the wall.
-    """
-
-    seed: int = 0
-    events: Path | str | None = "events.jsonl"
-    observers: tuple[ev.Observer, ...] = ()
-    progress: bool = True
-    clock: Clock | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse a negative seed."""
-        if not self.seed >= 0:
-            raise ValueError(f"seed must be >= 0, got {self.seed}")
 
 
 class SemiAsync(Strategy):
@@ -204,7 +170,7 @@ class SemiAsync(Strategy):
         ensure_task_identity()
         clock = self.options.clock or getattr(grid, "clock", None) or WallClock()
         manifest = Manifest.of(initial_arrays)
-        report = _Report(clock, evaluate_fn, should_stop)
+        report = RunReport(clock, evaluate_fn, should_stop)
         log(INFO, "Starting SemiAsync strategy:")
         self.summary()
         engine = Engine(
@@ -272,95 +238,3 @@ class SemiAsync(Strategy):
     ) -> MetricRecord | None:
         """Ask the inner strategy."""
         return self.inner.aggregate_evaluate(server_round, replies)
-
-
-class _Report:
-    """Keeps the result of a run and tells the observers."""
-
-    def __init__(
-        self,
-        clock: Clock,
-        evaluate_fn: EvaluateFn | None,
-        should_stop: StopFn | None,
-    ) -> None:
-        self._clock = clock
-        self._observers: list[ev.Observer] = []
-        self._evaluate_fn = evaluate_fn
-        self._should_stop = should_stop
-        self._version = 0
-        self.result = RunResult()
-
-    def open(self, observers: list[ev.Observer]) -> None:
-        self._observers = observers
-
-    def tell(self, event: ev.Event) -> None:
-        if isinstance(event, ev.Aggregated):
-            self._version = event.version
-        for observer in self._observers:
-            observer(event)
-
-    def end_round(
-        self, state: ServerState, arrays: ArrayRecord, metrics: MetricRecord | None
-    ) -> None:
-        self.result.arrays = arrays
-        if metrics is not None:
-            self.result.train_metrics_clientapp[state.round] = metrics
-        self._evaluate(state.round, state, arrays)
-
-    def _evaluate(self, round_: int, state: ServerState, arrays: ArrayRecord) -> None:
-        metrics = None
-        if self._evaluate_fn is not None:
-            metrics = self._evaluate_fn(round_, copy_record(arrays))
-        if metrics is not None:
-            self.result.evaluate_metrics_serverapp[round_] = metrics
-            self.tell(
-                ev.Evaluated(
-                    self._clock.now(), state.version, round_, "server", numbers(metrics)
-                )
-            )
-        self.result.history.append(
-            HistoryPoint(
-                self._clock.now(),
-                round_,
-                state.version,
-                state.num_merged,
-                state.bytes_down,
-                state.bytes_up,
-                numbers(metrics),
-            )
-        )
-
-    def end_evaluation(self, finished: Finished, metrics: MetricRecord | None) -> None:
-        if metrics is None:
-            return
-        self.result.evaluate_metrics_clientapp[finished.round] = metrics
-        self.tell(
-            ev.Evaluated(
-                self._clock.now(),
-                finished.version,
-                finished.round,
-                "clients",
-                numbers(metrics),
-            )
-        )
-
-    def should_stop(self, round_: int) -> bool:
-        return self._should_stop is not None and self._should_stop(round_, self.result)
-
-    def close_over(
-        self, engine: Engine, started: ev.RunStarted, arrays: ArrayRecord
-    ) -> RunResult:
-        """Run the engine; whatever happens, the log ends with a reason."""
-        reason = "interrupted"
-        self.tell(started)
-        try:
-            self.result.arrays = arrays
-            self._evaluate(0, ServerState([]), arrays)
-            self.result.arrays = engine.run()
-            reason = "finished"
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise
-        finally:
-            self.tell(ev.RunEnded(self._clock.now(), self._version, reason))
-        return self.result

@@ -32,7 +32,7 @@ from flower_sap.strategies import (
     Interval,
     Tiered,
 )
-from flower_sap.strategies.aggregation import StreamingMean
+from flower_sap.strategies.streaming_mean import StreamingMean
 from tests.fakes import Node, emulated, ends, fedavg, merges, model, partition, run
 
 SEEDS = range(5)
