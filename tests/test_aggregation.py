@@ -8,12 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flower_sap.payload.dense import LARGE, ArraySpec, Manifest
-from flower_sap.strategies.aggregation import (
-    KeepAll,
-    Kind,
-    kind_of,
-    largest_counters,
-)
+from flower_sap.payload.layout import Kind, kind_of
+from flower_sap.strategies.aggregation import KeepAll, largest_counters
 from flower_sap.strategies.streaming_mean import StreamingMean
 
 SPECS = Manifest(

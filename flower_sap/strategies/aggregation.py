@@ -17,32 +17,13 @@ kind          what                           rule
 Values come out in the dtype in which they came in.
 """
 
-from enum import Enum
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_sap.payload.dense import Arrays, ArraySpec, Manifest
-
-_STATISTICS = ("running_mean", "running_var")
-
-
-class Kind(Enum):
-    """How an array is aggregated."""
-
-    PARAMETER = "parameter"
-    STATISTIC = "statistic"
-    COUNTER = "counter"
-
-
-def kind_of(spec: ArraySpec) -> Kind:
-    """Return the kind of an array, by dtype and by torch's names for statistics."""
-    if spec.dtype.kind in "iub":
-        return Kind.COUNTER
-    if spec.name.rpartition(".")[2] in _STATISTICS:
-        return Kind.STATISTIC
-    return Kind.PARAMETER
+from flower_sap.payload.dense import Arrays, Manifest
+from flower_sap.payload.layout import Kind, kind_of
 
 
 class Aggregator(Protocol):

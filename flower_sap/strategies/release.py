@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from flower_sap.payload.dense import Arrays, Manifest
-from flower_sap.strategies.aggregation import Kind, kind_of
+from flower_sap.payload.layout import Kind, kind_of
 from flower_sap.strategies.streaming_mean import step_mean
 
 

@@ -6,7 +6,7 @@ from flwr.app import ArrayRecord
 
 from flower_sap.errors import InnerStrategyError, PayloadError
 from flower_sap.payload.dense import Arrays, Manifest, decode, encode
-from flower_sap.strategies.aggregation import Kind, kind_of
+from flower_sap.payload.layout import Kind, kind_of
 
 _Item = TypeVar("_Item")
 

@@ -7,7 +7,8 @@ import torch
 from numpy.typing import NDArray
 
 from flower_sap.payload.dense import LARGE, Arrays, Manifest, as_tensor
-from flower_sap.strategies.aggregation import Kind, kind_of, largest_of, wide
+from flower_sap.payload.layout import Kind, kind_of
+from flower_sap.strategies.aggregation import largest_of, wide
 
 _PIECE = 1 << 19  # elements
 

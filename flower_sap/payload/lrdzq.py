@@ -1,0 +1,220 @@
+"""LRDZQ: low-rank factors and what they leave, quantized with one step.
+
+Body of the section (little-endian)::
+
+    step        float32   distance of levels
+    c           int8 x 2  offsets of the factors' and of the other levels, in 256ths
+    mode        uint8     of the levels: 0 none, 1 all, 2 gaps and values
+    reserved    uint8     0
+    num_factors uint32    bytes of the factors' levels
+    ranks       uint8     x matrices of the layout
+    strengths   bfloat16  x sum of ranks
+    factors     pcodec(int16)
+    levels      by mode, see `entropy`
+
+Ours; rank 0 everywhere is the plain dead-zone quantizer.
+"""
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from flower_sap.errors import PayloadError
+from flower_sap.payload import deadzone, entropy, fixed_rate, low_rank
+from flower_sap.payload.deadzone import Floats, Levels
+from flower_sap.payload.dense import LARGEST_VALUE
+from flower_sap.payload.entropy import SparseLevels
+from flower_sap.payload.layout import Matrix
+from flower_sap.payload.low_rank import Factors, Product
+
+_PARAMETERS = struct.Struct("<fbbBBI")
+
+
+def parameters_nbytes(matrices: Sequence[Matrix]) -> int:
+    """Return the bytes of a body that says nothing."""
+    return _PARAMETERS.size + len(matrices)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Coded:
+    """A stream at one step: its bytes, and what is needed for its error.
+
+    Attributes
+    ----------
+    body : bytes
+        Of the section.
+    rest : NDArray, float32, shape (n,)
+        What the factors leave of the stream.
+    levels : NDArray, int16, shape (n,)
+        Of `rest`.
+    step, c : float
+        That decode them.
+    """
+
+    body: bytes
+    rest: Floats
+    levels: Levels
+    step: float
+    c: float
+
+    def error(self) -> Floats:
+        """Return stream minus decoded stream; uses `rest` up."""
+        deadzone.accumulate(self.rest, self.levels, -self.step, self.c)
+        return self.rest
+
+
+def rest_of(
+    x: Floats,
+    factors: Sequence[Factors],
+    matrices: Sequence[Matrix],
+    *,
+    step: float,
+    theta: float,
+    out: Floats,
+) -> bytes:
+    """Write what the quantized factors leave of `x` to `out`; return their bytes.
+
+    Parameters
+    ----------
+    x, out : NDArray, float32, shape (n,)
+        The stream, and memory for the rest.
+    factors, matrices : sequence
+        Of its matrices.
+    step, theta : float
+        Of the quantizer.
+    """
+    quantized, values = low_rank.quantize_factors(factors, matrices, step, theta)
+    c = deadzone.offset(values, quantized.levels, step)
+    np.copyto(out, x)
+    coded = b""
+    if quantized.levels.size:
+        decoded = deadzone.dequantize(quantized.levels, step, c)
+        parts = low_rank.products(
+            quantized.ranks, quantized.strengths, decoded, matrices
+        )
+        low_rank.add_products(out, parts, matrices, -1.0)
+        coded = entropy.pack(quantized.levels)
+    strengths = fixed_rate.encode_half(quantized.strengths)
+    ranks = bytes(quantized.ranks)
+    return _pack_factors(c, ranks + strengths, coded)
+
+
+def _pack_factors(c: float, shape: bytes, coded: bytes) -> bytes:
+    """Return the factors' part of a body, its offset in front."""
+    byte = deadzone.offset_to_byte(c)
+    return struct.pack("<bI", byte, len(coded)) + shape + coded
+
+
+def assemble(factors: bytes, rest: Floats, *, step: float, theta: float) -> Coded:
+    """Return the coded stream of which `factors` and `rest` are the parts."""
+    levels = deadzone.quantize(rest, step, theta)
+    c = deadzone.offset(rest, levels, step)
+    mode, coded = entropy.encode(levels)
+    factor_c, num_factors = struct.unpack_from("<bI", factors)
+    head = _PARAMETERS.pack(
+        step, factor_c, deadzone.offset_to_byte(c), mode, 0, num_factors
+    )
+    return Coded(head + factors[5:] + coded, rest, levels, step, c)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StreamUpdate:
+    """A decoded stream, still as levels and factors.
+
+    Attributes
+    ----------
+    step, c : float
+        Of its levels.
+    levels : NDArray int16 of shape (n,), or SparseLevels
+        Of what the factors leave.
+    parts : list of Product
+        The low-rank parts.
+    """
+
+    step: float
+    c: float
+    levels: Levels | SparseLevels
+    parts: list[Product] = field(default_factory=list)
+
+    def accumulate(self, x: Floats, weight: float) -> None:
+        """Add the levels' values times `weight` to `x`; the parts are left out."""
+        if isinstance(self.levels, SparseLevels):
+            kept = self.levels.levels.astype(np.float32)
+            values = kept * np.float32(self.step)
+            values += np.sign(kept) * np.float32(self.c * self.step)
+            values *= np.float32(weight)
+            x[self.levels.positions] += values
+        else:
+            deadzone.accumulate(x, self.levels, self.step * weight, self.c)
+
+    def energy(self) -> float:
+        """Return an upper bound of the sum of squares, within a factor of 2."""
+        levels = self.levels
+        kept = levels.levels if isinstance(levels, SparseLevels) else levels
+        return 2 * (
+            deadzone.energy(kept, self.step, self.c) + low_rank.energy(self.parts)
+        )
+
+
+def decode(body: bytes, matrices: Sequence[Matrix], count: int) -> StreamUpdate:
+    """Return the stream of `count` elements in a section's body.
+
+    Raises
+    ------
+    PayloadError
+        If the body is anything else.
+    """
+    shape_end = parameters_nbytes(matrices)
+    if len(body) < shape_end:
+        raise PayloadError(
+            f"a stream of {len(matrices)} matrices begins with {shape_end} bytes, "
+            f"found {len(body)}"
+        )
+    step, factor_c, c, mode, reserved, num_factors = _PARAMETERS.unpack_from(body)
+    if reserved:
+        raise PayloadError(f"reserved byte of the stream is {reserved}, expected 0")
+    if not 0 < step < math.inf or step * 2**15 > LARGEST_VALUE:
+        raise PayloadError(f"step must be > 0 and small enough, found {step}")
+    ranks = list(body[_PARAMETERS.size : shape_end])
+    _check_ranks(ranks, matrices)
+    strengths_end = shape_end + 2 * sum(ranks)
+    factors_end = strengths_end + num_factors
+    if factors_end > len(body):
+        raise PayloadError(
+            f"factors claim {factors_end} bytes of a stream of {len(body)}"
+        )
+    strengths = fixed_rate.decode_half(
+        body[shape_end:strengths_end], sum(ranks), fixed_rate.BFLOAT16
+    )
+    # A strength divides: near 0 it would blow its direction up.
+    if not (np.isfinite(strengths).all() and (strengths >= step / 64).all()):
+        raise PayloadError("a strength is not finite, or far below the step")
+    num_values = low_rank.num_factor_values(ranks, matrices)
+    factor_levels = _factor_levels(body[strengths_end:factors_end], num_values)
+    values = deadzone.dequantize(
+        factor_levels, step, deadzone.offset_from_byte(factor_c)
+    )
+    return StreamUpdate(
+        step,
+        deadzone.offset_from_byte(c),
+        entropy.decode(mode, body[factors_end:], count),
+        low_rank.products(ranks, strengths, values, matrices),
+    )
+
+
+def _check_ranks(ranks: Sequence[int], matrices: Sequence[Matrix]) -> None:
+    for rank, matrix in zip(ranks, matrices, strict=True):
+        most = min(low_rank.MOST_RANKS, matrix.rows, matrix.columns)
+        if rank > most:
+            raise PayloadError(f"rank {rank} of a matrix, expected at most {most}")
+
+
+def _factor_levels(data: bytes, count: int) -> Levels:
+    if count:
+        return entropy.unpack(data, count, np.int16)
+    if data:
+        raise PayloadError(f"no factors claimed, found {len(data)} bytes of them")
+    return np.empty(0, np.int16)
