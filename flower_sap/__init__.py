@@ -1,7 +1,8 @@
 """Semi-asynchronous parallel federated learning for Flower."""
 
-from flower_sap.clients.mod import sap_mod
+from flower_sap.clients.mod import SapMod, sap_mod
 from flower_sap.emulation import EmulatedGrid, Fleet, LocalGrid, VirtualClock
+from flower_sap.payload import BandwidthAdaptive, Fixed, Fraction, Treatment
 from flower_sap.strategies import (
     AllOf,
     BalancedWork,
@@ -26,20 +27,25 @@ from flower_sap.strategies import (
 __all__ = [
     "AllOf",
     "BalancedWork",
+    "BandwidthAdaptive",
     "BoundedStaleness",
     "Buffered",
     "Deadline",
     "EmulatedGrid",
     "FirstOf",
+    "Fixed",
     "Fleet",
+    "Fraction",
     "FullyAsync",
     "FullySync",
     "Interval",
     "LocalGrid",
     "RunOptions",
     "RunResult",
+    "SapMod",
     "SemiAsync",
     "Tiered",
+    "Treatment",
     "VirtualClock",
     "fedasync",
     "fedbuff",

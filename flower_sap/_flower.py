@@ -10,7 +10,11 @@ from collections.abc import Iterator
 
 from flwr.app import Message, RecordDict
 from flwr.common import log as log
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.common.serde import (
+    message_to_proto,
+    recorddict_from_proto,
+    recorddict_to_proto,
+)
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -60,6 +64,11 @@ def _is_warning(record: logging.LogRecord) -> bool:
 def num_content_bytes(content: RecordDict) -> int:
     """Return the bytes of all records, as Flower counts them (no envelope)."""
     return sum(record.count_bytes() for record in content.values())
+
+
+def num_message_bytes(message: Message) -> int:
+    """Return the bytes of a message as Flower serializes it, envelope included."""
+    return int(message_to_proto(message).ByteSize())
 
 
 def set_message_id(message: Message, message_id: str) -> None:

@@ -21,7 +21,8 @@ from typing import IO, Any, Protocol, TypeAlias
 from flower_sap.checks import check_count
 from flower_sap.errors import EventLogError
 
-SCHEMA = 1
+SCHEMA = 2
+_READABLE = (1, 2)  # schema 1 lacks `ResidualLost`, `budget` and `relative_error`
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class Dispatched:
     base_version: int
     nbytes: int
     local_steps: int | None = None
+    budget: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Arrived:
     num_examples: float
     num_samples: int | None
     compute_seconds: float | None
+    relative_error: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +158,20 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True)
+class ResidualLost:
+    """A node no longer has what its payload number `expected` did not say.
+
+    It went on from the payload `found` instead; 0 is from nothing.
+    """
+
+    time: float
+    message_id: str
+    node_id: int
+    expected: int
+    found: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunEnded:
     """The run is over; `reason` is "finished" or the error that ended it."""
 
@@ -175,6 +192,7 @@ Event: TypeAlias = (
     | Expired
     | Rejected
     | Dropped
+    | ResidualLost
     | RunEnded
 )
 _KINDS = {
@@ -191,6 +209,7 @@ _KINDS = {
         Expired,
         Rejected,
         Dropped,
+        ResidualLost,
         RunEnded,
     )
 }
@@ -288,7 +307,7 @@ def read_events(path: Path) -> Iterator[Event]:
 
 def _check_header(line: str, path: Path) -> None:
     event = from_json(line)
-    if not isinstance(event, RunStarted) or event.schema != SCHEMA:
+    if not isinstance(event, RunStarted) or event.schema not in _READABLE:
         found = event.schema if isinstance(event, RunStarted) else "no header"
         raise EventLogError(
             f"{path} is not an event log of schema {SCHEMA} (found: {found}). "

@@ -101,7 +101,7 @@ MUTANTS = [
     Mutant("payload/dense.py", "except ValueError as error:",
            "except OSError as error:", "dense"),
     Mutant("events.py", 'if not line.endswith("\\n"):', "if not line:", "events"),
-    Mutant("events.py", "or event.schema != SCHEMA", "", "events"),
+    Mutant("events.py", "or event.schema not in _READABLE", "", "events"),
     Mutant("events.py", "    _keep_earlier(path)\n", "    path.unlink(True)\n",
            "events"),
     Mutant("errors.py", ' or ["?"]', "", "errors"),

@@ -15,8 +15,8 @@ GOLDEN = Path(__file__).parent / "golden" / "events.jsonl"
 STARTED = ev.RunStarted(0.0, "SemiAsync(FedAvg())", 2, 12)
 ALL = [
     STARTED,
-    ev.Dispatched(0.5, "a", 7, "train", 0, 140),
-    ev.Arrived(1.5, "a", 7, "train", 0, 141, 5.0, 10, 0.25),
+    ev.Dispatched(0.5, "a", 7, "train", 0, 140, 12, 2048),
+    ev.Arrived(1.5, "a", 7, "train", 0, 141, 5.0, 10, 0.25, 0.125),
     ev.Merged(1.5, "a", 7, 1, 0, 0, 1.0, 5.0),
     ev.Aggregated(1.5, 1, 1),
     ev.Synchronized(1.5, 1, 0),
@@ -25,6 +25,7 @@ ALL = [
     ev.Expired(3.0, "c", 9, "evaluate", 1, 1.5),
     ev.Rejected(3.0, "d", 7, "train", 1, "1 of 3 values NaN"),
     ev.Dropped(3.0, "e", 7, "train", 1, "the run is over"),
+    ev.ResidualLost(3.25, "e", 7, 4, 0),
     ev.RunEnded(3.5, 1, "finished"),
 ]
 
@@ -56,14 +57,22 @@ def write(path: Path, *events) -> Path:
     return path
 
 
-def test_the_format_is_the_one_of_schema_1():
+def test_the_format_is_the_one_of_schema_2():
     written = "".join(ev.to_json(event) + "\n" for event in ALL)
 
     assert written == GOLDEN.read_text(encoding="utf-8")
 
 
-def test_a_log_of_schema_1_stays_readable():
+def test_a_log_comes_back_as_it_was():
     assert list(ev.read_events(GOLDEN)) == ALL
+
+
+def test_a_log_of_schema_1_stays_readable():
+    events = list(ev.read_events(GOLDEN.with_name("events-1.jsonl")))
+
+    assert events[0] == dataclasses.replace(STARTED, schema=1)
+    assert events[1] == ev.Dispatched(0.5, "a", 7, "train", 0, 140)
+    assert len(events) == len(ALL) - 1
 
 
 def test_every_kind_of_event_is_in_the_golden_log():
@@ -95,7 +104,7 @@ def test_an_event_comes_back_from_its_line_as_it_was(event):
     ],
 )
 def test_a_line_that_is_no_event_is_refused(line):
-    with pytest.raises(EventLogError, match="not an event of schema 1: ") as caught:
+    with pytest.raises(EventLogError, match="not an event of schema 2: ") as caught:
         ev.from_json(line)
 
     assert len(str(caught.value)) < 400
@@ -125,7 +134,7 @@ def test_a_log_that_was_never_written_to_holds_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        (ev.to_json(dataclasses.replace(STARTED, schema=2)), "found: 2"),
+        (ev.to_json(dataclasses.replace(STARTED, schema=3)), "found: 3"),
         (ev.to_json(ALL[1]), "found: no header"),
     ],
 )
@@ -133,7 +142,7 @@ def test_a_log_of_another_schema_is_refused(tmp_path, line, found):
     path = tmp_path / "events.jsonl"
     path.write_text(line + "\n", encoding="utf-8")
 
-    with pytest.raises(EventLogError, match=rf"not an event log of schema 1 \({found}"):
+    with pytest.raises(EventLogError, match=rf"not an event log of schema 2 \({found}"):
         list(ev.read_events(path))
 
 
@@ -141,7 +150,7 @@ def test_a_file_that_is_no_text_is_refused(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"\xff\xfe\x00\n")
 
-    with pytest.raises(EventLogError, match="not an event of schema 1"):
+    with pytest.raises(EventLogError, match="not an event of schema 2"):
         list(ev.read_events(path))
 
 
@@ -152,7 +161,7 @@ def test_a_damaged_line_in_the_middle_is_refused(tmp_path):
     events = ev.read_events(path)
 
     assert next(events) == STARTED
-    with pytest.raises(EventLogError, match="not an event of schema 1: 'torn"):
+    with pytest.raises(EventLogError, match="not an event of schema 2: 'torn"):
         next(events)
 
 

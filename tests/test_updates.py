@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from flower_sap.errors import UpdateRejected
 from flower_sap.payload.dense import Manifest
 from flower_sap.strategies.updates import (
+    Expected,
     WorkReport,
     read_evaluation,
     read_metrics,
@@ -33,10 +34,7 @@ def reply(num_examples=5, *, report=None, **metrics) -> RecordDict:
 
 
 def read(content: RecordDict, base_version: int = 3):
-    return read_update(
-        content, manifest=MANIFEST, base_version=base_version,
-        weighted_by="num-examples",
-    )  # fmt: skip
+    return read_update(content, Expected(MANIFEST, base_version, "num-examples"))
 
 
 def test_a_good_reply_becomes_an_update():

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_sap.payload.decoder import CodedUpdate
 from flower_sap.payload.dense import Arrays, Manifest
 from flower_sap.payload.layout import Kind, kind_of
 
@@ -31,7 +32,7 @@ class Aggregator(Protocol):
 
     def add(
         self,
-        update: Arrays,
+        update: Arrays | CodedUpdate,
         *,
         base: Arrays,
         num_examples: float,
@@ -42,9 +43,11 @@ class Aggregator(Protocol):
 
         Parameters
         ----------
-        update, base : Arrays
-            The client's model and the one its delta is measured from. An update
-            measured from the current model itself is recognised by identity.
+        update : Arrays or CodedUpdate
+            The client's model, or a payload that says how it differs from `base`.
+        base : Arrays
+            The model that its delta is measured from. An update measured from the
+            current model itself is recognised by identity.
         num_examples : float
             Its weight in the mean, > 0.
         gain : float
@@ -82,7 +85,7 @@ class KeepAll:
 
     def add(
         self,
-        update: Arrays,
+        update: Arrays | CodedUpdate,
         *,
         base: Arrays,
         num_examples: float,
@@ -90,6 +93,8 @@ class KeepAll:
         share: float,
     ) -> None:
         """Keep one update; see `Aggregator.add`."""
+        if isinstance(update, CodedUpdate):
+            update = update.arrays(base)
         self._updates.append((update, base, num_examples, gain, share))
 
     def renewed(self, current: Arrays) -> "KeepAll":

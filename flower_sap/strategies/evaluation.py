@@ -16,7 +16,7 @@ from flower_sap.strategies.inner import InnerStrategy
 from flower_sap.strategies.mailbox import Mailbox, batches
 from flower_sap.strategies.parts import Report
 from flower_sap.strategies.replies import without_arrays
-from flower_sap.strategies.state import ServerState, Trip
+from flower_sap.strategies.state import Asked, ServerState, Trip
 from flower_sap.strategies.updates import read_evaluation
 
 
@@ -118,7 +118,9 @@ class Evaluation:
             for request in requests
         ]
         nbytes = num_content_bytes(requests[0].content)
-        sent = self._mailbox.push(messages, "evaluate", [None] * len(messages), nbytes)
+        sent = self._mailbox.push(
+            messages, "evaluate", [Asked()] * len(messages), nbytes
+        )
         for request, message_id in zip(requests, sent, strict=True):
             if message_id:
                 self._queue.sent(request, message_id)

@@ -5,6 +5,9 @@ engine's, so the grid that it sees is a stand-in that only counts nodes. What it
 is checked, and what it gives is checked and put back into the model's own dtypes.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import (
     FedAdagrad,
@@ -121,7 +124,9 @@ class InnerStrategy:
         content[self._arrays_key] = arrays
         return messages[0].metadata.message_type, content
 
-    def fresh_content(self, content: RecordDict, extra: dict[str, int]) -> RecordDict:
+    def fresh_content(
+        self, content: RecordDict, extra: Mapping[str, Any]
+    ) -> RecordDict:
         """Return a copy for one message, with `extra` in its config.
 
         Flower's in-memory grid passes records by reference, so two messages must not

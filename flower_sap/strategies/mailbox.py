@@ -17,7 +17,7 @@ from flower_sap._flower import num_content_bytes
 from flower_sap.errors import UpdateRejected
 from flower_sap.strategies.parts import World
 from flower_sap.strategies.roster import Roster
-from flower_sap.strategies.state import ServerState, Trip
+from flower_sap.strategies.state import Asked, ServerState, Trip
 from flower_sap.strategies.trip_log import BadEnd, TripLog
 from flower_sap.strategies.updates import WorkReport
 
@@ -63,7 +63,7 @@ class Mailbox:
         self,
         messages: list[Message],
         purpose: str,
-        steps: list[int | None],
+        asked: list[Asked],
         nbytes: int,
     ) -> list[str]:
         """Push messages; return the id of each, or "" where it was refused.
@@ -74,8 +74,8 @@ class Mailbox:
             One batch.
         purpose : str
             ``"train"`` or ``"evaluate"``.
-        steps : list of int or None
-            Local steps asked for in each message.
+        asked : list of Asked
+            What each message asks for.
         nbytes : int
             Size (B) of each message's content.
         """
@@ -85,9 +85,10 @@ class Mailbox:
         except Exception as error:  # a push may fail in any way (1.42)
             accepted, refusal = set(), f"push failed: {type(error).__name__}: {error}"
         message_ids = []
-        for message, asked in zip(messages, steps, strict=True):
+        for message, order in zip(messages, asked, strict=True):
             is_sent = message.metadata.message_id in accepted
-            trip = self._new_trip(message, purpose, asked, is_sent=is_sent)
+            trip = self._new_trip(message, purpose, order, is_sent=is_sent)
+            trip.nbytes = nbytes
             self._log.dispatched(trip, nbytes)
             if is_sent:
                 self._send_off(trip, nbytes)
@@ -97,7 +98,7 @@ class Mailbox:
         return message_ids
 
     def _new_trip(
-        self, message: Message, purpose: str, asked: int | None, *, is_sent: bool
+        self, message: Message, purpose: str, asked: Asked, *, is_sent: bool
     ) -> Trip:
         state, now = self._state, self._clock.now()
         node = state.nodes[message.metadata.dst_node_id]
@@ -111,7 +112,9 @@ class Mailbox:
             base_version=state.version,
             sent_at=now,
             expires_at=now + self._timeout,
-            local_steps=asked,
+            local_steps=asked.local_steps,
+            number=asked.number,
+            budget=asked.budget,
         )
 
     def _send_off(self, trip: Trip, nbytes: int) -> None:
@@ -158,12 +161,17 @@ class Mailbox:
         reply: Message,
         num_examples: float,
         work: WorkReport | None = None,
+        relative_error: float | None = None,
     ) -> None:
         """Note a good reply; its node is idle again."""
         nbytes = num_content_bytes(reply.content)
         self._state.bytes_up += nbytes
-        self._log.arrived(trip, nbytes, num_examples, work)
+        self._log.arrived(trip, nbytes, num_examples, work, relative_error)
         self._roster.make_idle(trip.node_id)
+
+    def residual_lost(self, trip: Trip, *, found: int, expected: int) -> None:
+        """Note that a node lost what it kept from its payload number `expected`."""
+        self._log.residual_lost(trip, found, expected)
 
     # --- other ends -------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from flwr.app import MetricRecord
 
 from flower_sap import events as ev
+from flower_sap.payload.decoder import CodedUpdate
 from flower_sap.strategies.inner import InnerStrategy
 from flower_sap.strategies.parts import Parts, World
 from flower_sap.strategies.staleness import Contribution
@@ -73,8 +74,12 @@ class Merger:
         staleness = self._state.version - held.trip.base_version
         weight = self._weight(held, staleness, num_steps)
         gain = parts.merge.gain(weight, float(num_steps or 1))
+        arrays = update.arrays
+        if parts.merge.mixes_models and isinstance(arrays, CodedUpdate):
+            # Mixed in as a whole model: what the payload says is relative to its base.
+            arrays = arrays.arrays(held.base)
         buffer.aggregator.add(
-            update.arrays,
+            arrays,
             base=self._state.arrays if parts.merge.mixes_models else held.base,
             num_examples=update.num_examples,
             gain=gain,

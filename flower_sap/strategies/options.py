@@ -21,6 +21,9 @@ class RunOptions:
         Told of each event.
     progress : bool
         Show a live line when standard error is a terminal.
+    series : str, optional
+        Key of what clients keep on disk between messages; give a resumed run that of
+        the run which it goes on with. Default: a new one.
     clock : Clock, optional
         Default: the grid's own clock where it has one (emulation), else the wall.
     """
@@ -30,6 +33,7 @@ class RunOptions:
     observers: tuple[ev.Observer, ...] = ()
     progress: bool = True
     clock: Clock | None = None
+    series: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse a negative seed."""

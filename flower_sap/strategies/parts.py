@@ -5,7 +5,7 @@ a run goes on; all that does is in `ServerState`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
@@ -13,7 +13,9 @@ from flwr.serverapp import Grid
 
 from flower_sap import events as ev
 from flower_sap.clock import Clock
+from flower_sap.payload.budget import BudgetRule
 from flower_sap.payload.dense import Manifest
+from flower_sap.payload.layout import Treatment
 from flower_sap.strategies.evaluation_queue import Finished
 from flower_sap.strategies.merging import MergeRule
 from flower_sap.strategies.release import ReleaseRule
@@ -35,6 +37,9 @@ class Parts:
     release: ReleaseRule
     concurrency: int | None
     seed: int
+    payload: BudgetRule | None = None
+    treatment: Treatment = field(default_factory=Treatment)
+    series: str = "run"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ In a ServerApp, one line changes::
 aggregates and evaluates as before.
 """
 
+import secrets
 from collections.abc import Iterable
 from logging import INFO
 from pathlib import Path
@@ -20,7 +21,9 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from flower_sap import events as ev
 from flower_sap._flower import ensure_task_identity, log
 from flower_sap.clock import WallClock
+from flower_sap.payload.budget import BudgetRule
 from flower_sap.payload.dense import Manifest
+from flower_sap.payload.layout import Treatment
 from flower_sap.progress import ProgressLine
 from flower_sap.strategies.engine import Engine
 from flower_sap.strategies.inner import InnerStrategy
@@ -39,6 +42,12 @@ from flower_sap.strategies.staleness import (
 from flower_sap.strategies.sync import Buffered, SyncPolicy
 from flower_sap.strategies.work import FixedWork, WorkRule
 from flower_sap.strategies.wrapping import check_wrappable
+
+
+def _sizing(parts: Parts) -> str:
+    if parts.payload is None:
+        return ""
+    return f"payload={parts.payload!r}, treatment={parts.treatment!r}, "
 
 
 class SemiAsync(Strategy):
@@ -60,6 +69,12 @@ class SemiAsync(Strategy):
         How many local steps to ask of a node.
     release : ReleaseRule
         Which model is evaluated and returned.
+    payload : BudgetRule, optional
+        How many bytes a client's reply may take: `Fixed`, `Fraction`,
+        `BandwidthAdaptive`. Clients need `sap_mod`; others answer with plain arrays, as
+        all do by default.
+    treatment : Treatment, optional
+        Which arrays payloads protect, or leave on the client.
     concurrency : int, optional
         Most nodes training at once, >= 1. Default: all that are connected.
     options : RunOptions, optional
@@ -76,6 +91,8 @@ class SemiAsync(Strategy):
         merge: MergeRule | None = None,
         work: WorkRule | None = None,
         release: ReleaseRule | None = None,
+        payload: BudgetRule | None = None,
+        treatment: Treatment | None = None,
         concurrency: int | None = None,
         options: RunOptions | None = None,
     ) -> None:
@@ -94,6 +111,9 @@ class SemiAsync(Strategy):
             release=release or Latest(),
             concurrency=concurrency,
             seed=self.options.seed,
+            payload=payload,
+            treatment=treatment or Treatment(),
+            series=self.options.series or secrets.token_hex(8),
         )
 
     def __repr__(self) -> str:
@@ -103,7 +123,7 @@ class SemiAsync(Strategy):
             f"SemiAsync({type(self.inner).__name__}(), sync={parts.sync!r}, "
             f"staleness={parts.staleness!r}, contribution={parts.contribution!r}, "
             f"merge={parts.merge!r}, work={parts.work!r}, "
-            f"release={parts.release!r}, "
+            f"release={parts.release!r}, {_sizing(parts)}"
             f"concurrency={parts.concurrency}, seed={parts.seed})"
         )
 
@@ -117,6 +137,7 @@ class SemiAsync(Strategy):
         log(INFO, "\t│\t├── Merge: %r", parts.merge)
         log(INFO, "\t│\t├── Work: %r", parts.work)
         log(INFO, "\t│\t├── Release: %r", parts.release)
+        log(INFO, "\t│\t├── Payload: %r", parts.payload or "plain arrays")
         log(INFO, "\t│\t└── Concurrency: %s", parts.concurrency or "all nodes")
         self.inner.summary()
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from flwr.app import Message
 
+from flower_sap.payload.budget import LinkEstimate
 from flower_sap.payload.dense import Arrays
 from flower_sap.strategies.aggregation import Aggregator
 from flower_sap.strategies.merging import Totals
@@ -39,6 +40,12 @@ class Trip:
         On the run's clock (s).
     local_steps : int or None
         Steps that the work rule asked for.
+    number : int
+        Of this message at its node, from 1.
+    budget : int or None
+        Most bytes of the reply; None: plain arrays were asked for.
+    nbytes : int
+        Of the message (B).
     is_late : bool
         Whether a synchronization went on without it.
     """
@@ -51,7 +58,19 @@ class Trip:
     sent_at: float
     expires_at: float
     local_steps: int | None = None
+    number: int = 0
+    budget: int | None = None
+    nbytes: int = 0
     is_late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What one message asks of its node; see `Trip`."""
+
+    local_steps: int | None = None
+    number: int = 0
+    budget: int | None = None
 
 
 @dataclass(slots=True)
@@ -67,8 +86,14 @@ class NodeState:
     seconds_per_step: float | None = None
     overhead_seconds: float = 0.0
     trip_seconds: float | None = None
+    computing_seconds: float | None = None
     is_busy: bool = False
     has_just_evaluated: bool = False
+    link: LinkEstimate = field(default_factory=LinkEstimate)
+    acked_payload: int = 0
+    last_payload: int = 0
+    last_budget: int | None = None
+    has_entropy_coder: bool = True
 
     def observe(self, trip: Trip, work: WorkReport, now: float) -> None:
         """Learn the node's pace from a finished trip."""
@@ -78,6 +103,7 @@ class NodeState:
         # slow link is asked for less, not more.
         computing = min(work.compute_seconds or seconds, seconds)
         self.trip_seconds = _smooth(self.trip_seconds, seconds)
+        self.computing_seconds = _smooth(self.computing_seconds, computing)
         self.seconds_per_step = _smooth(
             self.seconds_per_step, max(_SHORTEST_STEP, computing / steps)
         )

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from flower_sap.payload.decoder import CodedUpdate
+from flower_sap.payload.delta_sum import DeltaSum
 from flower_sap.payload.dense import LARGE, Arrays, Manifest, as_tensor
 from flower_sap.payload.layout import Kind, kind_of
 from flower_sap.strategies.aggregation import largest_of, wide
@@ -46,6 +48,7 @@ class StreamingMean:
         self._mean: list[NDArray[Any] | None] = [None] * len(current)
         self._delta: list[NDArray[Any] | None] = [None] * len(current)
         self._peak: Arrays | None = None
+        self._coded: _CodedMean | None = None
         self._fresh = 0.0
         self._stale = 0.0
         self._folded = 0.0
@@ -53,7 +56,7 @@ class StreamingMean:
 
     def add(
         self,
-        update: Arrays,
+        update: Arrays | CodedUpdate,
         *,
         base: Arrays,
         num_examples: float,
@@ -62,6 +65,9 @@ class StreamingMean:
     ) -> None:
         """Fold one update in; see `Aggregator.add`."""
         self._total += num_examples
+        if isinstance(update, CodedUpdate):
+            self._add_coded(update, base, num_examples, gain, share)
+            return
         self._take_counters(update)
         if gain == 1.0 and share == 1.0 and base is self._current:
             self._fresh += num_examples
@@ -80,6 +86,25 @@ class StreamingMean:
                 current = self._current[index]
                 step_mean_delta(mean, update[index], current, share, part)
 
+    def _add_coded(
+        self,
+        update: CodedUpdate,
+        base: Arrays,
+        num_examples: float,
+        gain: float,
+        share: float,
+    ) -> None:
+        """Add a payload without forming the model that it stands for."""
+        if self._coded is None or not self._coded.fits(update):
+            self._coded = _CodedMean(update, num_examples)
+        beside = update.beside(base)
+        self._take_counters(beside)
+        self._coded.add(update, num_examples, gain)
+        for index, kind in enumerate(self._kinds):
+            if kind is Kind.STATISTIC:
+                delta = beside[index] - self._current[index]
+                self._coded.add_statistic(index, delta, num_examples * share)
+
     def models(self, scale: float) -> list[tuple[Arrays, float]]:
         """Return the one mean model and the sum of examples; uses the sums up."""
         self._fold()
@@ -94,6 +119,9 @@ class StreamingMean:
         renewed = StreamingMean(current, self._manifest)
         renewed._spare = _first(self._mean, self._spare)
         renewed._spare_delta = _first(self._delta, self._spare_delta)
+        if self._coded is not None:
+            renewed._coded = self._coded
+            self._coded.clear()
         return renewed
 
     def _take_counters(self, update: Arrays) -> None:
@@ -141,9 +169,10 @@ class StreamingMean:
         if kind is Kind.STATISTIC:
             scale = min(scale, 1.0)
         mean, delta = self._mean[index], self._delta[index]
-        if delta is None and mean is None:
+        coded = None if self._coded is None else self._coded.of(index)
+        if delta is None and mean is None and coded is None:
             return current
-        if delta is None and scale == 1.0 and mean is not None:
+        if coded is None and delta is None and scale == 1.0 and mean is not None:
             return mean.astype(current.dtype, copy=False)
         # In place, for a model may be most of the memory there is: first the mean's
         # pull, then the deltas, then the current model below both.
@@ -153,8 +182,63 @@ class StreamingMean:
             mean -= current
             mean *= scale * self._fresh / self._total
             total += mean
+        if coded is not None and self._coded is not None:
+            # The memory of the sums stays theirs.
+            total += coded * (scale * self._coded.unit / self._total)
         total += current
         return total.astype(current.dtype, copy=False)
+
+
+class _CodedMean:
+    """Sums of payloads' parameters and statistics, in units of the first's examples.
+
+    The unit keeps the sums in float32's range whatever the clients claim.
+    """
+
+    def __init__(self, first: CodedUpdate, unit: float) -> None:
+        self.unit = unit
+        self._sum = DeltaSum(first.layout)
+        layout = first.layout
+        behind = layout.stream[-1].stop if layout.stream else 0
+        self._places = {place.index: (place, 0) for place in layout.stream}
+        self._places |= {place.index: (place, behind) for place in layout.protected}
+        self._statistics: dict[int, NDArray[Any]] = {}
+        self._is_empty = True
+
+    def fits(self, update: CodedUpdate) -> bool:
+        """Return whether an update has the layout of this sum."""
+        return update.layout is self._sum.layout
+
+    def clear(self) -> None:
+        """Begin again from zero."""
+        if not self._is_empty:
+            self._sum.clear()
+        self._statistics.clear()
+        self._is_empty = True
+
+    def add(self, update: CodedUpdate, num_examples: float, gain: float) -> None:
+        if self._is_empty:
+            self.unit = num_examples
+        self._is_empty = False
+        self._sum.add(update, gain * num_examples / self.unit)
+
+    def add_statistic(
+        self, index: int, delta: NDArray[Any], num_examples: float
+    ) -> None:
+        sum_ = self._statistics.setdefault(index, np.zeros(delta.shape, wide(delta)))
+        sum_ += delta * (num_examples / self.unit)
+
+    def of(self, index: int) -> NDArray[Any] | None:
+        """Return the sum of one array's deltas, or None where there is none."""
+        if self._is_empty:
+            return None
+        if index in self._statistics:
+            return self._statistics[index]
+        if index not in self._places:
+            return None
+        place, behind = self._places[index]
+        flat = self._sum.total()[behind + place.start : behind + place.stop]
+        return flat.reshape(place.shape)
 
 
 def _first(

@@ -10,8 +10,9 @@ from flower_sap.strategies.inner import InnerStrategy
 from flower_sap.strategies.mailbox import Mailbox, batches
 from flower_sap.strategies.parts import Parts
 from flower_sap.strategies.replies import without_arrays
-from flower_sap.strategies.state import Held, ServerState, Trip
-from flower_sap.strategies.updates import ClientUpdate, read_update
+from flower_sap.strategies.sizing import ConfigValue, Sizing, relative_error_of
+from flower_sap.strategies.state import Asked, Held, ServerState, Trip
+from flower_sap.strategies.updates import ClientUpdate, Expected, read_update
 from flower_sap.strategies.versions import Versions
 from flower_sap.wire import BASE_VERSION, DISPATCH_NUMBER, LOCAL_STEPS
 
@@ -47,6 +48,7 @@ class Training:
     ) -> None:
         self._state = state
         self._sync, self._work = parts.sync, parts.work
+        self._sizing = Sizing(state, parts, versions.manifest)
         self._versions = versions
         self._inner = inner
         self._mailbox = mailbox
@@ -61,29 +63,35 @@ class Training:
         message_type, content, nbytes = self._versions.train_template()
         state, now = self._state, self._clock.now()
         available = self._sync.work_until(state.view(0, now)) - now
-        steps = [
-            self._work.local_steps(state.pace(state.nodes[node_id]), available)
-            for node_id in node_ids
-        ]
+        asked = [self._ask(node_id, available, nbytes) for node_id in node_ids]
         messages = [
             Message(
-                self._inner.fresh_content(content, self._orders(node_id, asked)),
+                self._inner.fresh_content(content, self._orders(node_id, order)),
                 dst_node_id=node_id,
                 message_type=message_type,
             )
-            for node_id, asked in zip(node_ids, steps, strict=True)
+            for node_id, order in zip(node_ids, asked, strict=True)
         ]
-        self._mailbox.push(messages, "train", steps, nbytes)
+        self._mailbox.push(messages, "train", asked, nbytes)
 
-    def _orders(self, node_id: int, local_steps: int | None) -> dict[str, int]:
+    def _ask(self, node_id: int, available: float, nbytes: int) -> Asked:
+        """Return what the next message asks of a node."""
         node = self._state.nodes[node_id]
         node.num_dispatched += 1
-        orders = {
+        steps = self._work.local_steps(self._state.pace(node), available)
+        budget = self._sizing.budget(node, steps, available, nbytes)
+        return Asked(steps, node.num_dispatched, budget)
+
+    def _orders(self, node_id: int, asked: Asked) -> dict[str, ConfigValue]:
+        orders: dict[str, ConfigValue] = {
             BASE_VERSION: self._state.version,
-            DISPATCH_NUMBER: node.num_dispatched,
+            DISPATCH_NUMBER: asked.number,
         }
-        if local_steps is not None:
-            orders[LOCAL_STEPS] = local_steps
+        if asked.local_steps is not None:
+            orders[LOCAL_STEPS] = asked.local_steps
+        if asked.budget is not None:
+            node = self._state.nodes[node_id]
+            orders |= self._sizing.orders(node, asked.budget)
         return orders
 
     def take(self, trip: Trip, reply: Message, base: Arrays) -> Held | None:
@@ -102,9 +110,14 @@ class Training:
         def read(content: RecordDict) -> ClientUpdate:
             return read_update(
                 content,
-                manifest=self._versions.manifest,
-                base_version=trip.base_version,
-                weighted_by=self._inner.weighted_by,
+                Expected(
+                    self._versions.manifest,
+                    trip.base_version,
+                    self._inner.weighted_by,
+                    None if trip.budget is None else self._sizing.layout,
+                    trip.number,
+                    trip.budget,
+                ),
             )
 
         update = self._mailbox.read(trip, reply, read)
@@ -112,8 +125,15 @@ class Training:
             return None
         self._state.observe(trip, update.work, self._clock.now())
         self._state.nodes[trip.node_id].failures_in_row = 0
-        self._mailbox.accept(trip, reply, update.num_examples, update.work)
+        self._sizing.observe(trip, update, reply, self._clock.now())
+        kept = self._sizing.last_kept(trip, update)
+        if kept is not None and kept[0] < kept[1]:
+            self._mailbox.residual_lost(trip, found=kept[0], expected=kept[1])
+        self._mailbox.accept(
+            trip, reply, update.num_examples, update.work, relative_error_of(update)
+        )
         if trip.is_late and self._sync.drops_late():
             self._mailbox.drop(trip, "arrived after the synchronization's grace")
             return None
+        self._sizing.commit(trip, update)
         return Held(trip, update, base, without_arrays(reply, update.metrics))

@@ -35,11 +35,17 @@ class TripLog:
                 trip.base_version,
                 nbytes,
                 trip.local_steps,
+                trip.budget,
             )
         )
 
     def arrived(
-        self, trip: Trip, nbytes: int, num_examples: float, work: WorkReport | None
+        self,
+        trip: Trip,
+        nbytes: int,
+        num_examples: float,
+        work: WorkReport | None,
+        relative_error: float | None,
     ) -> None:
         """Tell that a good reply is there."""
         self._tell(
@@ -53,6 +59,7 @@ class TripLog:
                 num_examples,
                 work.num_samples if work else None,
                 work.compute_seconds if work else None,
+                relative_error,
             )
         )
 
@@ -79,6 +86,14 @@ class TripLog:
                 trip.purpose,
                 trip.base_version,
                 now - trip.sent_at,
+            )
+        )
+
+    def residual_lost(self, trip: Trip, found: int, expected: int) -> None:
+        """Tell that a node's payload was made without what it should have kept."""
+        self._tell(
+            ev.ResidualLost(
+                self._clock.now(), trip.message_id, trip.node_id, expected, found
             )
         )
 

@@ -11,14 +11,21 @@ from dataclasses import dataclass
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flower_sap.errors import UpdateRejected
+from flower_sap.payload import decoder
+from flower_sap.payload.decoder import CodedUpdate
 from flower_sap.payload.dense import Arrays, Manifest, decode, short
+from flower_sap.payload.layout import Layout
+from flower_sap.payload.wire_format import STYPE
 from flower_sap.records import records_of
 from flower_sap.wire import (
     BASE_VERSION,
     COMPUTE_SECONDS,
     NUM_SAMPLES,
     NUM_STEPS,
+    PAYLOAD_ENTROPY,
+    PAYLOAD_RESIDUAL,
     REPORT_KEY,
+    UPLINK,
 )
 
 _LARGEST_COUNT = 1e15  # beyond, a weighted sum of float32 arrays overflows
@@ -34,11 +41,48 @@ class WorkReport:
         Time spent training (s).
     num_samples, num_steps : int or None
         Samples processed (examples times epochs), and optimizer steps.
+    uplink : float or None
+        Rate that the node measured (B/s).
+    residual : int or None
+        The dispatch that the residual in its payload is from; 0: there was none.
+    has_entropy_coder : bool
+        Whether it can make payloads of any size.
     """
 
     compute_seconds: float | None = None
     num_samples: int | None = None
     num_steps: int | None = None
+    uplink: float | None = None
+    residual: int | None = None
+    has_entropy_coder: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the reply to one message may be.
+
+    Attributes
+    ----------
+    manifest : Manifest
+        Of the model, for plain arrays.
+    base_version : int
+        That the message carried.
+    weighted_by : str
+        Metric that holds the example count.
+    layout : Layout or None
+        Of a payload, where one was asked for.
+    number : int
+        The dispatch's, of its node.
+    budget : int or None
+        Most bytes that were granted.
+    """
+
+    manifest: Manifest
+    base_version: int
+    weighted_by: str
+    layout: Layout | None = None
+    number: int = 0
+    budget: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,8 +91,9 @@ class ClientUpdate:
 
     Attributes
     ----------
-    arrays : Arrays
-        The trained model in the manifest's order; views of the reply's bytes.
+    arrays : Arrays or CodedUpdate
+        The trained model in the manifest's order, as views of the reply's bytes; or the
+        checked payload that says how it differs from the one received.
     num_examples : float
         Local examples it stands for, > 0.
     metrics : MetricRecord
@@ -57,27 +102,21 @@ class ClientUpdate:
         The work behind it.
     """
 
-    arrays: Arrays
+    arrays: Arrays | CodedUpdate
     num_examples: float
     metrics: MetricRecord
     work: WorkReport
 
 
-def read_update(
-    content: RecordDict, *, manifest: Manifest, base_version: int, weighted_by: str
-) -> ClientUpdate:
+def read_update(content: RecordDict, expected: Expected) -> ClientUpdate:
     """Return the update in a train reply.
 
     Parameters
     ----------
     content : RecordDict
         The reply's content.
-    manifest : Manifest
-        What the model is.
-    base_version : int
-        The version that the message carried.
-    weighted_by : str
-        Metric that holds the example count.
+    expected : Expected
+        What it may be.
 
     Raises
     ------
@@ -88,9 +127,23 @@ def read_update(
     if len(records) != 1:
         raise UpdateRejected(f"{len(records)} ArrayRecords in the reply, expected 1")
     metrics = read_metrics(content)
-    num_examples = _num_examples(metrics, weighted_by)
-    work = _work(content, metrics, base_version)
-    return ClientUpdate(decode(records[0], manifest), num_examples, metrics, work)
+    num_examples = _num_examples(metrics, expected.weighted_by)
+    work = _work(content, metrics, expected.base_version)
+    return ClientUpdate(_arrays(records[0], expected), num_examples, metrics, work)
+
+
+def _arrays(record: ArrayRecord, expected: Expected) -> Arrays | CodedUpdate:
+    arrays = list(record.values())
+    if len(arrays) != 1 or arrays[0].stype != STYPE or expected.layout is None:
+        # A client that knows no payloads answers with plain arrays.
+        return decode(record, expected.manifest)
+    return decoder.check(
+        arrays[0].data,
+        expected.layout,
+        base_version=expected.base_version,
+        number=expected.number,
+        largest_nbytes=expected.budget,
+    )
 
 
 def read_evaluation(content: RecordDict, weighted_by: str) -> MetricRecord:
@@ -145,7 +198,14 @@ def _work(content: RecordDict, metrics: MetricRecord, base_version: int) -> Work
         compute_seconds=_positive(report.get(COMPUTE_SECONDS)),
         num_samples=_count(report.get(NUM_SAMPLES, metrics.get(NUM_SAMPLES))),
         num_steps=_count(report.get(NUM_STEPS, metrics.get(NUM_STEPS))),
+        uplink=_positive(report.get(UPLINK)),
+        residual=_residual(report.get(PAYLOAD_RESIDUAL)),
+        has_entropy_coder=report.get(PAYLOAD_ENTROPY) != 0,
     )
+
+
+def _residual(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value < 2**63 else None
 
 
 def _positive(value: object) -> float | None:
