@@ -19,7 +19,7 @@ from rich.progress import (
 )
 
 from flower_sap.report.compare import Plan, make_plan, run_plan
-from flower_sap.report.contenders import choose, contenders
+from flower_sap.report.contenders import choose
 from flower_sap.report.figure import draw_figure
 from flower_sap.report.job import TrialResult
 from flower_sap.report.problems import problem
@@ -43,6 +43,7 @@ class DataName(StrEnum):
 
     parking = "parking"
     gtsrb = "gtsrb"
+    gtsrb_wide = "gtsrb-wide"
     digits = "digits"
 
 
@@ -60,6 +61,17 @@ def compare(
         typer.Option(help="mixed, mild, a speed ratio such as 1:4, or a TOML file."),
     ] = "mixed",
     nodes: Annotated[int, typer.Option(min=2, help="Vehicles and edge boxes.")] = 20,
+    uplinks: Annotated[
+        str | None,
+        typer.Option(help="Spread the uplinks from:to in Mbit/s, such as 0.2:5."),
+    ] = None,
+    payload: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Compare SAP also with sized uploads: adaptive, or a share of the "
+            "model such as 1/32; may be repeated."
+        ),
+    ] = None,
     by_speed: Annotated[
         float | None,
         typer.Option(
@@ -102,9 +114,10 @@ def compare(
             num_nodes=nodes,
             seeds=range(seeds),
             num_rounds=rounds,
-            contenders=choose(strategy) if strategy else contenders(),
+            contenders=choose(strategy or [], payload or []),
             folder=out,
             speed_strength=by_speed,
+            uplinks=uplinks,
         )
     except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from error

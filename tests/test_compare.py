@@ -227,3 +227,44 @@ def test_a_bad_option_is_explained_on_one_line():
 
     assert result.exit_code == 2
     assert "no fleet 'fast'" in result.output
+
+
+def test_payload_rules_are_rows_of_their_own():
+    rows = choose(["SAP"], ["adaptive", "1/32"])
+
+    assert [row.name for row in rows] == ["FedAvg", "SAP", "SAP adaptive", "SAP 1/32"]
+    assert [row.is_sized for row in rows] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("word", ["most", "1/0", "-1/8"])
+def test_an_unknown_payload_rule_is_refused(word):
+    with pytest.raises(ValueError, match=r"payload rule|share must be > 0"):
+        choose([], [word])
+
+
+def test_sized_uploads_are_compared_through_the_command(tmp_path):
+    result = CliRunner().invoke(
+        app,
+        [
+            "compare", "--data", "parking", "--nodes", "4", "--seeds", "1", "--rounds",
+            "2", "--strategy", "SAP", "--payload", "1/3", "--uplinks", "0.01:0.02",
+            "--workers", "1", "--out", str(tmp_path), "--json",
+        ],
+    )  # fmt: skip
+
+    assert result.exit_code == 0, result.output
+    rows = {row["name"]: row for row in json.loads(result.stdout)["rows"]}
+    assert rows["SAP 1/3"]["relative_error"]["median"] > 0
+    assert rows["SAP"]["relative_error"]["median"] == 0
+    kbytes = {name: row["kbytes_per_update"]["median"] for name, row in rows.items()}
+    assert kbytes["SAP 1/3"] < 0.5 * kbytes["SAP"]
+    assert not list(tmp_path.rglob("residuals"))
+
+
+def test_uplinks_that_are_no_range_are_refused(tmp_path):
+    result = CliRunner().invoke(
+        app, ["compare", "--uplinks", "fast", "--out", str(tmp_path)]
+    )
+
+    assert result.exit_code == 2
+    assert "from:to in Mbit/s" in result.output

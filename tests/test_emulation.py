@@ -711,3 +711,21 @@ def test_a_grid_keeps_the_run_that_it_is_given():
     grid.set_run("run")
 
     assert grid.run == "run"
+
+
+def test_uplinks_spread_anew_keep_their_order_and_all_else():
+    fleet = Fleet.mixed(20, seed=3)
+
+    spread = fleet.with_uplinks(25_000.0, 625_000.0)
+
+    rates = [node.link.uplink for node in spread.nodes]
+    assert min(rates) == pytest.approx(25_000)
+    assert max(rates) == pytest.approx(625_000)
+    assert (
+        np.argsort(rates).tolist()
+        == np.argsort([node.link.uplink for node in fleet.nodes]).tolist()
+    )
+    for old, new in zip(fleet.nodes, spread.nodes, strict=True):
+        assert (old.device, old.link.downlink) == (new.device, new.link.downlink)
+    with pytest.raises(ValueError, match="0 < slowest <= fastest"):
+        fleet.with_uplinks(2.0, 1.0)

@@ -3,6 +3,7 @@
 import itertools
 import struct
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -338,3 +339,54 @@ def with_check_sum(data):
     """Return the bytes with the check sum that they need."""
     crc = zlib.crc32(data[HEADER_NBYTES:], zlib.crc32(data[: HEADER_NBYTES - 4]))
     return data[: HEADER_NBYTES - 4] + struct.pack("<I", crc) + data[HEADER_NBYTES:]
+
+
+# --- the bytes themselves -----------------------------------------------------------
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def exact_update():
+    """Return an update whose bytes do not depend on a platform's arithmetic."""
+    layout = layout_of(
+        [
+            ("w", (3, 5), "float32"),
+            ("p", (3,), "float32"),
+            ("bn.running_mean", (2,), "float32"),
+            ("n", (), "int64"),
+            ("flags", (9,), "bool"),
+        ],
+        Treatment(protect=("p",)),
+    )
+    base = [np.zeros(s.shape, s.dtype) for s in layout.manifest.arrays]
+    trained = [
+        (np.arange(15, dtype=np.float32).reshape(3, 5) - 7) / 8,
+        np.array([0.5, -2.0, 1.0], np.float32),
+        np.array([1.0, -0.25], np.float32),
+        np.array(12, np.int64),
+        np.array([True, False] * 4 + [True]),
+    ]
+    return layout, base, trained
+
+
+@pytest.mark.parametrize(("name", "budget"), [("float32", 400), ("float16", 150)])
+def test_the_bytes_are_those_of_format_1(name, budget):
+    layout, base, trained = exact_update()
+
+    payload = encoded(layout, budget, trained=trained, base=base)
+
+    assert payload.data == (GOLDEN / f"payload-{name}.bin").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "lrdzq", "block8"])
+def test_payloads_of_format_1_stay_readable(name):
+    layout, base, trained = exact_update()
+    data = (GOLDEN / f"payload-{name}.bin").read_bytes()
+
+    update = decoder.check(data, layout, base_version=7, number=3)
+
+    atol = {"lrdzq": 0.26, "block8": 0.01}.get(name, 0.0)
+    for new, truth in zip(update.arrays(base), trained, strict=True):
+        np.testing.assert_allclose(
+            new, truth, atol=0 if truth.dtype.kind != "f" else atol
+        )

@@ -5,10 +5,11 @@ seed. What is kept between messages, one model's memory, is overwritten by each;
 replies do not depend on which process answers, nor on what it answered before.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from flwr.app import (
@@ -28,6 +29,9 @@ from flower_sap.clients.weights import ModelArrays
 from flower_sap.data import FederatedData
 from flower_sap.wire import DISPATCH_NUMBER
 
+Mod: TypeAlias = Callable[
+    [Message, Context, Callable[[Message, Context], Message]], Message
+]
 _PURPOSE = 4  # keys the generator of one local training
 
 
@@ -161,7 +165,9 @@ class _Workshop:
         self.arrays = ModelArrays(self.model)
 
 
-def client_app(task: Task, data: FederatedData, *, seed: int) -> ClientApp:
+def client_app(
+    task: Task, data: FederatedData, *, seed: int, mods: Sequence[Mod] = ()
+) -> ClientApp:
     """Return the app of every node.
 
     A train message carries ``"arrays"`` and ``"config"``:
@@ -186,6 +192,8 @@ def client_app(task: Task, data: FederatedData, *, seed: int) -> ClientApp:
         ``partition-id`` of a node's config is the position in ``data.train``.
     seed : int
         >= 0; with the partition id and the version it keys every draw.
+    mods : sequence of callable
+        Flower's mods around training, such as `sap_mod`.
 
     Raises
     ------
@@ -196,7 +204,7 @@ def client_app(task: Task, data: FederatedData, *, seed: int) -> ClientApp:
         raise ValueError(f"seed must be >= 0, got {seed}")
     learner = Learner(task, data, seed)
     app = ClientApp()
-    app.train()(learner.train)
+    app.train(mods=list(mods))(learner.train)
     app.evaluate()(learner.evaluate)
     return app
 

@@ -5,6 +5,7 @@ of every node (`flower_sap.clients.app`) and, here, the first model and the glob
 evaluation.
 """
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -102,6 +103,11 @@ def gtsrb_task() -> Task:
         momentum=0.9,
         batch_size=32,
     )
+
+
+def gtsrb_wide_task() -> Task:
+    """Return `gtsrb_task` with a network of 1.2 M parameters, most of them dense."""
+    return dataclasses.replace(gtsrb_task(), model=_gtsrb_wide_model)
 
 
 def digits_task() -> Task:
@@ -221,6 +227,13 @@ def _gtsrb_model() -> nn.Module:
         nn.Linear(1024, 64),
         nn.ReLU(),
         nn.Linear(64, 43),
+    )
+
+
+def _gtsrb_wide_model() -> nn.Module:
+    narrow = list(_gtsrb_model().children())
+    return nn.Sequential(
+        *narrow[:7], nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 43)
     )
 
 

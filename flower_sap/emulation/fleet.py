@@ -17,7 +17,7 @@ import json
 import math
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +149,27 @@ class Fleet:
         """Return node indices in speed groups of like size, slowest first."""
         order = np.argsort(self.speeds, kind="stable")
         return [part.tolist() for part in np.array_split(order, num_tiers)]
+
+    def with_uplinks(self, slowest: float, fastest: float) -> "Fleet":
+        """Return the same nodes with uplinks spread from `slowest` to `fastest` (B/s).
+
+        The order of the links is kept, and so are their distances on a log scale.
+        """
+        if not 0 < slowest <= fastest < math.inf:
+            raise ValueError(
+                f"needs 0 < slowest <= fastest, got {slowest} and {fastest} B/s"
+            )
+        logs = np.log([node.link.uplink for node in self.nodes])
+        span = logs.max() - logs.min()
+        ranks = (logs - logs.min()) / span if span > 0 else np.zeros_like(logs)
+        rates = (slowest * (fastest / slowest) ** ranks).tolist()
+        return replace(
+            self,
+            nodes=tuple(
+                replace(node, link=replace(node.link, uplink=rate))
+                for node, rate in zip(self.nodes, rates, strict=True)
+            ),
+        )
 
     @classmethod
     def mixed(

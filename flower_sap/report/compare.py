@@ -22,6 +22,7 @@ from flower_sap.data import (
     by_speed,
 )
 from flower_sap.emulation import Fleet
+from flower_sap.emulation.fleet import mbit_per_s
 from flower_sap.errors import SapError
 from flower_sap.report.contenders import Contender
 from flower_sap.report.job import Job, TrialResult
@@ -46,7 +47,8 @@ class Plan:
 
     def folder_of(self, job: Job, contender: Contender) -> Path:
         """Return where a trial's files go."""
-        return self.folder / f"seed-{job.seed}" / contender.name.replace("+", "-")
+        name = contender.name.translate(str.maketrans("+ /", "---"))
+        return self.folder / f"seed-{job.seed}" / name
 
 
 def run_plan(
@@ -140,8 +142,28 @@ def make_plan(
     contenders: tuple[Contender, ...],
     folder: Path,
     speed_strength: float | None = None,
+    uplinks: str | None = None,
 ) -> Plan:
     """Return the trials of every contender on every seed.
+
+    Parameters
+    ----------
+    chosen : Problem
+        What is learned.
+    fleet, num_nodes : str, int
+        See `fleet_of`.
+    seeds : sequence of int
+        One job each.
+    num_rounds : int or None
+        Of the synchronous baseline; None: the problem's.
+    contenders : tuple of Contender
+        Who is compared.
+    folder : Path
+        For results; made if missing.
+    speed_strength : float, optional
+        How far classes follow device speed, 0 to 1.
+    uplinks : str, optional
+        ``"from:to"`` (Mbit/s), on which the fleet's uplinks are spread anew.
 
     Raises
     ------
@@ -151,6 +173,8 @@ def make_plan(
     jobs = []
     for seed in seeds:
         its_fleet = fleet_of(fleet, num_nodes, seed)
+        if uplinks is not None:
+            its_fleet = its_fleet.with_uplinks(*_rates(uplinks))
         data = chosen.load(num_nodes, seed)
         if speed_strength is not None:
             data = follow_speed(data, its_fleet, speed_strength, seed)
@@ -166,6 +190,16 @@ def make_plan(
         )
     folder.mkdir(parents=True, exist_ok=True)
     return Plan(chosen, tuple(jobs), contenders, folder)
+
+
+def _rates(text: str) -> tuple[float, float]:
+    try:
+        slowest, fastest = map(float, text.split(":"))
+    except ValueError as error:
+        raise ValueError(
+            f"uplinks must be from:to in Mbit/s, such as 0.2:5, got {text!r}"
+        ) from error
+    return mbit_per_s(slowest), mbit_per_s(fastest)
 
 
 def follow_speed(

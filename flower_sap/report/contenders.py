@@ -7,11 +7,13 @@ same client with the same optimizer.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction as FractionOf
 
 from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flower_sap.emulation import Fleet
+from flower_sap.payload import BandwidthAdaptive, BudgetRule, Fraction
 from flower_sap.strategies import (
     Constant,
     Deadline,
@@ -60,11 +62,14 @@ class Contender:
         Returns the strategy for a setting.
     local_epochs : callable
         Returns the epochs that the train config asks for.
+    is_sized : bool
+        Whether its clients need the mod that makes payloads.
     """
 
     name: str
     build: Callable[[Setting, RunOptions], Strategy]
     local_epochs: Callable[[Setting], int] = lambda setting: setting.local_epochs
+    is_sized: bool = False
 
     def train_config(self, setting: Setting, batch_size: int) -> ConfigRecord:
         """Return the config of its train messages."""
@@ -134,20 +139,66 @@ def contenders() -> tuple[Contender, ...]:
     )
 
 
-def choose(names: Sequence[str]) -> tuple[Contender, ...]:
+def sized(payload: str) -> Contender:
+    """Return SAP with sized uploads: ``"adaptive"``, or a share such as ``"1/32"``.
+
+    Raises
+    ------
+    ValueError
+        If it is neither.
+    """
+    rule = budget_rule(payload)
+    return Contender(
+        f"SAP {payload}",
+        lambda _, options: heter_train(_inner(), payload=rule, options=options),
+        is_sized=True,
+    )
+
+
+def budget_rule(payload: str) -> BudgetRule:
+    """Return the rule of a name.
+
+    Raises
+    ------
+    ValueError
+        If there is none of this name.
+    """
+    if payload == "adaptive":
+        return BandwidthAdaptive()
+    try:
+        share = float(FractionOf(payload))
+    except (ValueError, ZeroDivisionError) as error:
+        raise ValueError(
+            f"no payload rule {payload!r}: choose adaptive, or a share such as 1/32"
+        ) from error
+    return Fraction(share)
+
+
+def choose(names: Sequence[str], payloads: Sequence[str] = ()) -> tuple[Contender, ...]:
     """Return the contenders of these names, and the baseline first of all.
+
+    Parameters
+    ----------
+    names : sequence of str
+        None of them: all.
+    payloads : sequence of str
+        SAP with each of these budget rules as well.
 
     Raises
     ------
     ValueError
         If a name is unknown.
     """
+    more = tuple(map(sized, payloads))
     known = contenders()
+    if not names:
+        return known + more
     unknown = [name for name in names if name not in {who.name for who in known}]
     if unknown:
         choice = ", ".join(who.name for who in known)
         raise ValueError(f"no strategy {unknown[0]!r}: choose from {choice}")
-    return tuple(who for who in known if who is known[0] or who.name in names)
+    chosen = tuple(who for who in known if who is known[0] or who.name in names)
+    return chosen + more
 
 
 def round_seconds(

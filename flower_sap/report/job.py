@@ -103,6 +103,8 @@ class TrialResult:
         Messages that ended otherwise than merged.
     end_time : float
         Virtual time at the end (s).
+    relative_error : float
+        Of the payloads, mean over updates; 0 for plain arrays.
     """
 
     name: str
@@ -119,6 +121,7 @@ class TrialResult:
     utilization: float
     num_lost: int
     end_time: float
+    relative_error: float = 0.0
 
     def save(self, path: Path) -> None:
         """Write the result as JSON."""

@@ -4,7 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from flower_sap.clients.task import Task, digits_task, gtsrb_task, parking_task
+from flower_sap.clients.task import (
+    Task,
+    digits_task,
+    gtsrb_task,
+    gtsrb_wide_task,
+    parking_task,
+)
 from flower_sap.data import FederatedData, load_digits, load_gtsrb, load_parking
 from flower_sap.emulation import Fleet
 
@@ -45,7 +51,7 @@ class Problem:
 
 
 def problem(name: str, data_file: Path | None = None) -> Problem:
-    """Return the problem of a name: ``parking``, ``gtsrb`` or ``digits``.
+    """Return the problem of a name: ``parking``, ``gtsrb``, ``gtsrb-wide``, ``digits``.
 
     Raises
     ------
@@ -65,12 +71,22 @@ def problem(name: str, data_file: Path | None = None) -> Problem:
                 40,
                 0.005,
             )
+        case "gtsrb-wide":
+            return Problem(
+                gtsrb_wide_task(),
+                lambda n, s: load_gtsrb(n, seed=s, data_file=data_file),
+                2,
+                40,
+                0.005,
+            )
         case "digits":
             return Problem(
                 digits_task(), lambda n, s: load_digits(n, seed=s), 1, 40, 0.005
             )
         case _:
-            raise ValueError(f"no data set {name!r}: choose parking, gtsrb or digits")
+            raise ValueError(
+                f"no data set {name!r}: choose parking, gtsrb, gtsrb-wide or digits"
+            )
 
 
 def fleet_of(name: str, num_nodes: int, seed: int) -> Fleet:

@@ -77,6 +77,8 @@ class Row:
     idle: Spread
     utilization: Spread
     lost: Spread
+    kbytes_per_update: Spread
+    relative_error: Spread
 
 
 def final_point(points: Sequence[Point]) -> Point:
@@ -152,6 +154,8 @@ def _row(
         idle=Spread.of([r.idle for r in mine]),
         utilization=Spread.of([r.utilization for r in mine]),
         lost=Spread.of([r.num_lost for r in mine]),
+        kbytes_per_update=Spread.of([r.bytes_up / 1e3 / r.num_updates for r in mine]),
+        relative_error=Spread.of([r.relative_error for r in mine]),
     )
 
 
@@ -168,6 +172,8 @@ def draw(rows: Sequence[Row], metric: str, title: str) -> Table:
         "staleness mean/max",
         "MB up",
         "MB down",
+        "kB/update",
+        "rel. error",
         "idle",
         "of bound",
     ):
@@ -188,6 +194,8 @@ def _cells(row: Row) -> list[str]:
         f"{row.mean_staleness.median:.1f}/{row.max_staleness}",
         f"{row.mbytes_up.median:.1f}",
         f"{row.mbytes_down.median:.1f}",
+        f"{row.kbytes_per_update.median:.0f}",
+        f"{row.relative_error.median:.2f}" if row.relative_error.median else "-",
         f"{row.idle.median:.0%}",
         f"{row.utilization.median:.0%}",
     ]

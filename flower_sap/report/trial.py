@@ -5,6 +5,7 @@ A trial is a pure function of its description. It writes `events.jsonl` and
 process.
 """
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp.strategy import Strategy
 
 from flower_sap.clients.app import client_app
+from flower_sap.clients.mod import SapMod
 from flower_sap.clients.task import initial_arrays
 from flower_sap.emulation import EmulatedGrid, LocalGrid
 from flower_sap.events import (
@@ -50,7 +52,10 @@ def run_trial(
         Told the share of the budget that is used up.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    app = client_app(job.task, job.data, seed=job.seed)
+    residuals = folder / "residuals"
+    shutil.rmtree(residuals, ignore_errors=True)
+    mods = [SapMod(residuals)] if contender.is_sized else []
+    app = client_app(job.task, job.data, seed=job.seed, mods=mods)
     local = LocalGrid(app, len(job.fleet), workers=workers, seed=job.seed)
     grid = EmulatedGrid(local, job.fleet, seed=job.seed)
     try:
@@ -64,6 +69,7 @@ def run_trial(
         _start(strategy, job, grid, initial, config, watch, folder)
     finally:
         local.close()
+        shutil.rmtree(residuals, ignore_errors=True)
     result = watch.result(contender.name)
     result.save(folder / "trial.json")
     return result

@@ -9,6 +9,7 @@ from flower_sap.clients.task import evaluate
 from flower_sap.emulation import EmulatedGrid
 from flower_sap.events import (
     Aggregated,
+    Arrived,
     Dropped,
     Evaluated,
     Event,
@@ -41,6 +42,7 @@ class Watch:
         self._staleness: list[int] = []
         self._versions = 0
         self._lost = 0
+        self._errors: list[float] = []
         self._multiple = 1.0
         self._strategy: SemiAsync | None = None
         self._last: tuple[int, ArrayRecord] | None = None
@@ -54,6 +56,8 @@ class Watch:
             case Aggregated(version=version) if self._strategy is not None:
                 if self._is_due:
                     self._measure(version, self._strategy.released())
+            case Arrived(relative_error=float(error)):
+                self._errors.append(error)
             case Failed() | Rejected() | Expired() | Dropped():
                 self._lost += 1
             case _:
@@ -128,4 +132,5 @@ class Watch:
             utilization=float((busy @ speeds) / (speeds.sum() * end)),
             num_lost=self._lost,
             end_time=end,
+            relative_error=float(np.mean(self._errors)) if self._errors else 0.0,
         )

@@ -6,6 +6,7 @@ open (which nodes, how many local steps) stays with the other arguments of `Semi
 
 from flwr.serverapp.strategy import Strategy
 
+from flower_sap.payload.budget import BudgetRule
 from flower_sap.strategies.interval import Interval
 from flower_sap.strategies.merging import Discounted, ModelMixing
 from flower_sap.strategies.options import RunOptions
@@ -103,6 +104,7 @@ def heter_train(
     *,
     merges: int = 16,
     local_steps: int | None = 10,
+    payload: BudgetRule | None = None,
     options: RunOptions | None = None,
 ) -> SemiAsync:
     """Return SAP, after Heter-Train: asynchronous merges, interval synchronization.
@@ -111,7 +113,7 @@ def heter_train(
     The two properties that its abstract states; rules and constants are ours, chosen
     by the trials that `benchmarks/README.md` tells of: small buffers, rarely heard
     nodes raised, and an average of recent versions released. A round is an interval of
-    `merges` merges.
+    `merges` merges. `payload` sizes uploads, as `BandwidthAdaptive()` does.
     """
     return SemiAsync(
         inner,
@@ -120,5 +122,6 @@ def heter_train(
         contribution=Participation(0.5),
         work=FixedWork(local_steps),
         release=Averaged(1.0),
+        payload=payload,
         options=options,
     )
