@@ -31,7 +31,7 @@ export FLWR_DISABLE_UPDATE_CHECK := 1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo format check test build docs bench-engine bench-compare
+.PHONY: help demo format check test build docs bench-engine bench-compare bench-payload
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | \
@@ -67,6 +67,9 @@ bench-compare: $(VENV)/.dev  ## Compare strategies on both fleets: 5 seeds parki
 	$(BIN)/python benchmarks/compare.py --data parking --seeds 5 $(ARGS)
 	$(BIN)/python benchmarks/compare.py --data gtsrb --seeds 3 \
 		$(if $(GTSRB),--data-file '$(GTSRB)') $(ARGS)
+
+bench-payload: $(VENV)/.dev  ## Measure error, time and memory of payloads
+	$(BIN)/python benchmarks/payload.py $(ARGS)
 
 # -- the environment --------------------------------------------------------------------
 # A stamp is written after a step has succeeded, so a broken set-up is begun again.

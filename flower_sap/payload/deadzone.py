@@ -14,6 +14,8 @@ Sources: Sullivan 1996 (dead-zone quantizers of Laplacian sources), Cover and Th
 2006, section 10.3.3. Choosing :math:`\theta` by rate is ours, by measurement.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -41,9 +43,9 @@ def threshold(bits_per_value: float) -> float:
 _THETAS = (0.75, 0.70, 0.65, 0.60, 0.55)
 
 
-def quantize(x: Floats, step: float, theta: float) -> Levels:
+def quantize(x: Floats, step: float, theta: float, out: Levels | None = None) -> Levels:
     """Return the levels of `x`, shape (n,); every ``|x| / step`` <= LARGEST_LEVEL."""
-    levels = np.empty(x.size, np.int16)
+    levels = np.empty(x.size, np.int16) if out is None else out
     scaled = np.empty(min(PIECE, x.size), np.float32)
     rounding = np.empty_like(scaled)
     inverse = np.float32(1 / step)
@@ -59,22 +61,49 @@ def quantize(x: Floats, step: float, theta: float) -> Levels:
     return levels
 
 
-def offset(x: Floats, levels: Levels, step: float) -> float:
-    """Return c, the mean of ``|x| / step - |l|`` where l is not 0, in 256ths.
+@dataclass(slots=True)
+class Offset:
+    """The mean of ``|x| / step - |l|`` over the levels that are not 0.
 
-    Up to `_SAMPLES` pieces of the vector stand for all of it.
+    A bounded number of pieces stands for the whole, so that nothing large is formed.
+
+    Parameters
+    ----------
+    num_values : int
+        Of the whole.
     """
-    total, count = 0.0, 0
-    num_pieces = -(-x.size // PIECE)
-    for piece in range(0, num_pieces, max(1, num_pieces // _SAMPLES)):
-        part = slice(piece * PIECE, (piece + 1) * PIECE)
-        nonzero = np.flatnonzero(levels[part])
-        share = np.abs(x[part][nonzero]) / np.float32(step)
-        share -= np.abs(levels[part][nonzero])
-        total += float(share.sum(dtype=np.float64))
-        count += nonzero.size
-    c = total / count if count else 0.0
-    return round(min(0.49, max(-0.49, c)) * _OFFSETS) / _OFFSETS
+
+    num_values: int
+    total: float = 0.0
+    count: int = 0
+    _seen: int = 0
+
+    def observe(self, x: Floats, levels: Levels, step: float) -> None:
+        """Take in a part of the values."""
+        every = max(1, self.num_values // (PIECE * _SAMPLES))
+        for start in range(0, x.size, PIECE):
+            self._seen += 1
+            if (self._seen - 1) % every:
+                continue
+            part = slice(start, start + PIECE)
+            nonzero = np.flatnonzero(levels[part])
+            share = np.abs(x[part][nonzero]) / np.float32(step)
+            share -= np.abs(levels[part][nonzero])
+            self.total += float(share.sum(dtype=np.float64))
+            self.count += nonzero.size
+
+    @property
+    def value(self) -> float:
+        """Return c, in 256ths."""
+        c = self.total / self.count if self.count else 0.0
+        return round(min(0.49, max(-0.49, c)) * _OFFSETS) / _OFFSETS
+
+
+def offset(x: Floats, levels: Levels, step: float) -> float:
+    """Return c for values and their levels."""
+    found = Offset(x.size)
+    found.observe(x, levels, step)
+    return found.value
 
 
 def offset_to_byte(c: float) -> int:
@@ -97,24 +126,23 @@ def dequantize(levels: Levels, step: float, c: float) -> Floats:
 def accumulate(x: Floats, levels: Levels, step: float, c: float) -> None:
     """Add the decoded values to `x` in place; a negative step takes them away."""
     values = np.empty(min(PIECE, x.size), np.float32)
-    signs = np.empty_like(values)
+    offsets = np.empty_like(values)
+    reach = np.float32(abs(c * step))
+    move = np.add if c > 0 else np.subtract
     for start in range(0, x.size, PIECE):
         piece = levels[start : start + PIECE]
-        value, sign = values[: piece.size], signs[: piece.size]
+        value, apart = values[: piece.size], offsets[: piece.size]
         np.multiply(piece, np.float32(step), out=value)
         if c:
-            np.sign(value, out=sign)
-            sign *= np.float32(c * abs(step))
-            value += sign
+            # No level but 0 is within the offset of 0, so clipping gives its sign.
+            np.clip(value, -reach, reach, out=apart)
+            move(value, apart, out=value)
         x[start : start + PIECE] += value
 
 
-def energy(levels: Levels, step: float, c: float) -> float:
-    """Return the sum of squares of the decoded values, without decoding them."""
-    total = 0.0
-    for start in range(0, levels.size, PIECE):
-        value = np.abs(levels[start : start + PIECE].astype(np.float32))
-        count = float(np.count_nonzero(value))
-        first = float(value.sum(dtype=np.float64))
-        total += float(np.dot(value, value)) + 2 * c * first + c * c * count
-    return step * step * total
+def largest_energy(levels: Levels, step: float) -> float:
+    """Return a bound of the decoded values' sum of squares, without decoding them."""
+    largest = 2.0**15
+    if levels.size * (step * largest) ** 2 > 1.0:  # then it is worth a look
+        largest = float(max(levels.max(initial=0), -int(levels.min(initial=0))))
+    return levels.size * (step * (largest + 0.5)) ** 2

@@ -194,7 +194,10 @@ def _encode_stream(
     generator: torch.Generator,
     has_entropy_coder: bool,
 ) -> tuple[Section, Floats] | None:
-    """Return the stream's section and its error, or None where it is not sent."""
+    """Return the stream's section and its error, or None where it is not sent.
+
+    Uses up `x`: the error may be in its memory.
+    """
     if not x.size or not x.any():
         return None
     for mode in (fixed_rate.FLOAT32, _half_mode(x)):
@@ -205,7 +208,8 @@ def _encode_stream(
     if has_entropy_coder:
         coded = StreamEncoder(x, layout, generator).encode(room)
         if coded is not None:
-            return Section(STREAM, LRDZQ, 0, coded.body), coded.error()
+            coded.subtract_from(x, layout.matrices)
+            return Section(STREAM, LRDZQ, 0, coded.body), x
     if fixed_rate.block8_nbytes(x.size) <= room:
         body = fixed_rate.encode_block8(x)
         return (

@@ -17,10 +17,11 @@ Ours; rank 0 everywhere is the plain dead-zone quantizer.
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
 from flower_sap.errors import PayloadError
 from flower_sap.payload import deadzone, entropy, fixed_rate, low_rank
@@ -39,85 +40,130 @@ def parameters_nbytes(matrices: Sequence[Matrix]) -> int:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Coded:
-    """A stream at one step: its bytes, and what is needed for its error.
+class FactorCode:
+    """The factors of a stream at one step.
 
     Attributes
     ----------
-    body : bytes
-        Of the section.
-    rest : NDArray, float32, shape (n,)
-        What the factors leave of the stream.
-    levels : NDArray, int16, shape (n,)
-        Of `rest`.
-    step, c : float
-        That decode them.
-    """
-
-    body: bytes
-    rest: Floats
-    levels: Levels
-    step: float
-    c: float
-
-    def error(self) -> Floats:
-        """Return stream minus decoded stream; uses `rest` up."""
-        deadzone.accumulate(self.rest, self.levels, -self.step, self.c)
-        return self.rest
-
-
-def rest_of(
-    x: Floats,
-    factors: Sequence[Factors],
-    matrices: Sequence[Matrix],
-    *,
-    step: float,
-    theta: float,
-    out: Floats,
-) -> bytes:
-    """Write what the quantized factors leave of `x` to `out`; return their bytes.
-
-    Parameters
-    ----------
-    x, out : NDArray, float32, shape (n,)
-        The stream, and memory for the rest.
-    factors, matrices : sequence
-        Of its matrices.
     step, theta : float
         Of the quantizer.
+    c : float
+        Offset of the factors' levels.
+    shape : bytes
+        Ranks and strengths.
+    coded : bytes
+        The factors' levels.
+    parts : list of Product
+        What is decoded from them.
     """
+
+    step: float
+    theta: float
+    c: float
+    shape: bytes
+    coded: bytes
+    parts: list[Product]
+
+    @property
+    def nbytes(self) -> int:
+        """Return their bytes in a body."""
+        return len(self.shape) + len(self.coded)
+
+
+def encode_factors(
+    factors: Sequence[Factors], matrices: Sequence[Matrix], step: float, theta: float
+) -> FactorCode:
+    """Return the factors that are worth their bytes at this step."""
     quantized, values = low_rank.quantize_factors(factors, matrices, step, theta)
     c = deadzone.offset(values, quantized.levels, step)
-    np.copyto(out, x)
-    coded = b""
+    coded, parts = b"", []
     if quantized.levels.size:
         decoded = deadzone.dequantize(quantized.levels, step, c)
         parts = low_rank.products(
             quantized.ranks, quantized.strengths, decoded, matrices
         )
-        low_rank.add_products(out, parts, matrices, -1.0)
         coded = entropy.pack(quantized.levels)
     strengths = fixed_rate.encode_half(quantized.strengths)
-    ranks = bytes(quantized.ranks)
-    return _pack_factors(c, ranks + strengths, coded)
+    return FactorCode(step, theta, c, bytes(quantized.ranks) + strengths, coded, parts)
 
 
-def _pack_factors(c: float, shape: bytes, coded: bytes) -> bytes:
-    """Return the factors' part of a body, its offset in front."""
-    byte = deadzone.offset_to_byte(c)
-    return struct.pack("<bI", byte, len(coded)) + shape + coded
+def rest_of(
+    x: Floats, parts: Sequence[Product], matrices: Sequence[Matrix]
+) -> Iterator[tuple[int, Floats]]:
+    """Yield (start, values) of what the parts leave of `x`, piece by piece.
+
+    A piece is a view of `x`, or of memory that the next piece may use again: the rest
+    is never formed as a whole.
+    """
+    largest = max((m.rows * m.columns for m in matrices), default=0)
+    memory = torch.empty(largest)
+    flat, start = torch.from_numpy(x), 0
+    for part in parts:
+        matrix = matrices[part.matrix]
+        if matrix.start > start:
+            yield start, x[start : matrix.start]
+        values = memory[: matrix.rows * matrix.columns]
+        torch.addmm(
+            flat[matrix.start : matrix.stop].view(matrix.rows, matrix.columns),
+            part.left,
+            part.right.t(),
+            alpha=-1,
+            out=values.view(matrix.rows, matrix.columns),
+        )
+        yield matrix.start, values.numpy()
+        start = matrix.stop
+    if start < x.size:
+        yield start, x[start:]
 
 
-def assemble(factors: bytes, rest: Floats, *, step: float, theta: float) -> Coded:
-    """Return the coded stream of which `factors` and `rest` are the parts."""
-    levels = deadzone.quantize(rest, step, theta)
-    c = deadzone.offset(rest, levels, step)
+@dataclass(frozen=True, slots=True, eq=False)
+class Coded:
+    """A stream at one step: its bytes, and what they decode to.
+
+    Attributes
+    ----------
+    body : bytes
+        Of the section.
+    parts : list of Product
+        The low-rank parts.
+    levels : NDArray, int16, shape (n,)
+        Of what they leave.
+    step, c : float
+        That decode the levels.
+    """
+
+    body: bytes
+    parts: list[Product]
+    levels: Levels
+    step: float
+    c: float
+
+    def subtract_from(self, x: Floats, matrices: Sequence[Matrix]) -> None:
+        """Take the decoded stream away from `x`, in place."""
+        low_rank.add_products(x, self.parts, matrices, -1.0)
+        deadzone.accumulate(x, self.levels, -self.step, self.c)
+
+
+def assemble(x: Floats, factors: FactorCode, matrices: Sequence[Matrix]) -> Coded:
+    """Return the stream `x` coded with these factors."""
+    step = factors.step
+    levels = np.empty(x.size, np.int16)
+    found = deadzone.Offset(x.size)
+    for start, values in rest_of(x, factors.parts, matrices):
+        into = levels[start : start + values.size]
+        deadzone.quantize(values, step, factors.theta, out=into)
+        found.observe(values, into, step)
     mode, coded = entropy.encode(levels)
-    factor_c, num_factors = struct.unpack_from("<bI", factors)
     head = _PARAMETERS.pack(
-        step, factor_c, deadzone.offset_to_byte(c), mode, 0, num_factors
+        step,
+        deadzone.offset_to_byte(factors.c),
+        deadzone.offset_to_byte(found.value),
+        mode,
+        0,
+        len(factors.coded),
     )
-    return Coded(head + factors[5:] + coded, rest, levels, step, c)
+    body = b"".join((head, factors.shape, factors.coded, coded))
+    return Coded(body, factors.parts, levels, step, found.value)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,12 +197,11 @@ class StreamUpdate:
             deadzone.accumulate(x, self.levels, self.step * weight, self.c)
 
     def energy(self) -> float:
-        """Return an upper bound of the sum of squares, within a factor of 2."""
+        """Return an upper bound of the sum of squares."""
         levels = self.levels
         kept = levels.levels if isinstance(levels, SparseLevels) else levels
-        return 2 * (
-            deadzone.energy(kept, self.step, self.c) + low_rank.energy(self.parts)
-        )
+        bound = deadzone.largest_energy(kept, self.step)
+        return 2 * (bound + low_rank.energy(self.parts))
 
 
 def decode(body: bytes, matrices: Sequence[Matrix], count: int) -> StreamUpdate:

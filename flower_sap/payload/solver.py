@@ -6,7 +6,7 @@ little unused. What does not fit is never cut: a coarser step is tried.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +14,15 @@ import torch
 
 from flower_sap.payload import deadzone, entropy, low_rank, rate_model
 from flower_sap.payload.deadzone import LARGEST_LEVEL, Floats
-from flower_sap.payload.layout import Layout
-from flower_sap.payload.lrdzq import Coded, assemble, parameters_nbytes, rest_of
+from flower_sap.payload.layout import Layout, Matrix
+from flower_sap.payload.lrdzq import (
+    Coded,
+    FactorCode,
+    assemble,
+    encode_factors,
+    parameters_nbytes,
+    rest_of,
+)
 
 _LARGE = 1 << 20  # elements from which a sample pays
 _SAMPLE = 16  # one block in so many stands for the stream
@@ -78,7 +85,6 @@ class StreamEncoder:
         self._x = x
         self._matrices = layout.matrices
         self._factors = low_rank.factorize(x, layout.matrices, generator)
-        self._rest = np.empty_like(x)
         pieces = [x[place.start : place.stop] for place in layout.stream]
         self._energies = np.array([float(np.dot(p, p)) for p in pieces])
         self._sizes = np.array([float(p.size) for p in pieces])
@@ -97,49 +103,36 @@ class StreamEncoder:
         return 1.05 * max(self._largest, strongest) / LARGEST_LEVEL
 
     def encode(self, budget: int) -> Coded | None:
-        """Return the finest encoding found in at most `budget` bytes, if there is any.
-
-        `Coded.error` may be asked of the result once.
-        """
+        """Return the finest encoding found in at most `budget` bytes, if any."""
         if budget <= parameters_nbytes(self._matrices):
             return None
         finest = self.finest_step
         search = _Search(budget, finest)
         step = max(finest, self._first_step(budget))
-        if self._x.size >= _LARGE:
+        is_large = self._x.size >= _LARGE
+        if is_large:
             step = max(finest, self._refined_on_sample(step, budget))
         best: Coded | None = None
-        trials = _TRIALS if self._x.size >= _LARGE else 3 * _TRIALS
-        for _ in range(trials):
-            coded = self._at(step, budget)
+        for _ in range(_TRIALS if is_large else 3 * _TRIALS):
+            factors = self._factors_at(step, budget)
+            coded = assemble(self._x, factors, self._matrices)
             nbytes = len(coded.body)
             search.note(step, nbytes)
             if nbytes <= budget:
-                best = coded
+                if best is None or nbytes > len(best.body):
+                    best = coded
                 if nbytes >= _GOOD_FILL * budget or step <= finest:
-                    return best
+                    break
             step = search.next_step(self._slope(step))
-        if best is None:
-            return None
-        if search.fits is not None and best.step > math.exp(search.fits[0]) * (
-            1 + 1e-6
-        ):
-            best = self._at(math.exp(search.fits[0]), budget)
-        # Later trials have overwritten its rest.
-        return (
-            best
-            if best.rest is self._rest and best is coded
-            else self._at(best.step, budget)
-        )
+        return best
 
     def _theta(self, budget: float) -> float:
         return deadzone.threshold(8 * budget / max(1, self._x.size))
 
-    def _at(self, step: float, budget: int) -> Coded:
-        theta = self._theta(budget)
-        step = float(np.float32(step))
-        factors = self._split(step, theta)
-        return assemble(factors, self._rest, step=step, theta=theta)
+    def _factors_at(self, step: float, budget: int) -> FactorCode:
+        return encode_factors(
+            self._factors, self._matrices, float(np.float32(step)), self._theta(budget)
+        )
 
     def _first_step(self, budget: int) -> float:
         return rate_model.first_step(
@@ -160,10 +153,9 @@ class StreamEncoder:
 
     def _refined_on_sample(self, step: float, budget: int) -> float:
         """Correct a step by coding a sample of what the factors leave."""
-        theta = self._theta(budget)
         for _ in range(2):
-            factors = self._split(step, theta)
-            sample = _Sample(self._rest, len(factors), theta)
+            factors = self._factors_at(step, budget)
+            sample = _Sample(self._x, factors, self._matrices)
             moved = _solve(sample.nbytes, step, _AIM * budget)
             is_near = abs(math.log(moved / step)) < _NEAR
             step = moved
@@ -171,37 +163,31 @@ class StreamEncoder:
                 break
         return step
 
-    def _split(self, step: float, theta: float) -> bytes:
-        """Write what the factors leave to `_rest`; return their bytes."""
-        return rest_of(
-            self._x,
-            self._factors,
-            self._matrices,
-            step=step,
-            theta=theta,
-            out=self._rest,
-        )
-
 
 class _Sample:
-    """Some of a stream, to foretell what all of it takes."""
+    """Some of what factors leave of a stream, to foretell what all of it takes."""
 
-    def __init__(self, rest: Floats, num_factor_bytes: int, theta: float) -> None:
-        self._values = _every(rest, _SAMPLE)
-        self._scale = rest.size / self._values.size
-        self._beside = num_factor_bytes
-        self._theta = theta
+    def __init__(
+        self, x: Floats, factors: FactorCode, matrices: Sequence[Matrix]
+    ) -> None:
+        apart = _BLOCK * _SAMPLE
+        # The same places of the stream whatever its pieces: from each piece one, the
+        # small arrays would count for more than their share.
+        self._values = np.concatenate(
+            [
+                values[start : start + _BLOCK].copy()  # the memory is used again
+                for at, values in rest_of(x, factors.parts, matrices)
+                for start in range((apart // 2 - at) % apart, values.size, apart)
+            ]
+        )
+        self._scale = x.size / self._values.size
+        self._beside = factors.nbytes
+        self._theta = factors.theta
 
     def nbytes(self, step: float) -> float:
         """Return the bytes of the whole stream at a step, about."""
         levels = deadzone.quantize(self._values, step, self._theta)
         return self._beside + self._scale * len(entropy.encode(levels)[1])
-
-
-def _every(x: Floats, nth: int) -> Floats:
-    """Return every nth block of `x`, in new memory."""
-    whole = x.size // (_BLOCK * nth) * (_BLOCK * nth)
-    return x[:whole].reshape(-1, nth, _BLOCK)[:, nth // 2].reshape(-1)
 
 
 def _solve(nbytes: Callable[[float], float], step: float, goal: float) -> float:
