@@ -19,6 +19,9 @@ name                 where       meaning
 ``payload-protect``, config      patterns of arrays, and "sent" or "local":
 ``-local-keys``,                 see `Treatment`
 ``-statistics``
+``payload-hold``     config      whether to keep this model: a later message may say
+                                 only how another one differs from it
+``payload-holds``    report      dispatch number of the model that was kept
 ``payload-residual`` report      dispatch number that the added residual is from; 0:
                                  none was there
 ``payload-entropy``  report      major format of the entropy coder; 0: there is none
@@ -45,4 +48,6 @@ PAYLOAD_LOCAL_KEYS = "payload-local-keys"
 PAYLOAD_STATISTICS = "payload-statistics"
 PAYLOAD_RESIDUAL = "payload-residual"
 PAYLOAD_ENTROPY = "payload-entropy"
+PAYLOAD_HOLD = "payload-hold"
+PAYLOAD_HOLDS = "payload-holds"
 UPLINK = "uplink"

@@ -19,6 +19,7 @@ FOUNDATION = {
     "_flower",
     "progress",
     "checks",
+    "isolation",
 }
 # Package or module to all that it may import of flower_sap.
 ALLOWED = {

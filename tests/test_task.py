@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from flower_sap.clients.app import Learner, client_app
-from flower_sap.clients.isolation import one_thread
 from flower_sap.clients.local_sgd import LocalSgd, batches
 from flower_sap.clients.task import (
     Task,
@@ -38,6 +37,7 @@ from flower_sap.clients.task import (
 )
 from flower_sap.clients.weights import ModelArrays
 from flower_sap.data import Baseline, Examples, FederatedData
+from flower_sap.isolation import one_thread
 
 
 def line_model() -> nn.Module:

@@ -22,11 +22,11 @@ from flwr.app import (
 )
 from flwr.clientapp import ClientApp
 
-from flower_sap.clients.isolation import one_thread, torch_seed
 from flower_sap.clients.local_sgd import LocalSgd
 from flower_sap.clients.task import Task, build_model, score_examples
 from flower_sap.clients.weights import ModelArrays
 from flower_sap.data import FederatedData
+from flower_sap.isolation import one_thread, torch_seed
 from flower_sap.wire import DISPATCH_NUMBER
 
 Mod: TypeAlias = Callable[

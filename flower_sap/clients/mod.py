@@ -20,14 +20,9 @@ from pathlib import Path
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord
 
-from flower_sap.clients.isolation import one_thread
-from flower_sap.clients.upload import (
-    as_payload,
-    default_folder,
-    order_of,
-    received_model,
-)
+from flower_sap.clients.upload import Exchange, default_folder, order_of
 from flower_sap.clock import wall_seconds
+from flower_sap.isolation import one_thread
 from flower_sap.records import config_of, records_of
 from flower_sap.wire import (
     BASE_VERSION,
@@ -62,7 +57,7 @@ class SapMod:
         Parameters
         ----------
         message : Message
-            What the server sent; passed on unchanged.
+            What the server sent; passed on with plain arrays.
         context : Context
             The node's context; passed on.
         call_next : callable
@@ -76,7 +71,12 @@ class SapMod:
         if message.metadata.message_type.partition(".")[0] != "train":
             return call_next(message, context)
         config, order = config_of(message.content), order_of(message)
-        received = received_model(message)
+        exchange = None
+        if order is not None:
+            with one_thread():
+                exchange = Exchange(
+                    message, context, order, self._folder or default_folder()
+                )
         started = wall_seconds()
         reply = call_next(message, context)
         # Flower passes on whatever an app returns.
@@ -88,11 +88,9 @@ class SapMod:
         for metrics in records_of(reply.content, MetricRecord):
             _add_work(report, metrics, config)
         reply.content[REPORT_KEY] = report
-        if order is not None and received is not None:
+        if exchange is not None:
             with one_thread():
-                as_payload(
-                    reply, received, context, order, self._folder or default_folder()
-                )
+                exchange.answer(reply)
         return reply
 
 

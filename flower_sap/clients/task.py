@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flower_sap.clients.isolation import one_thread, torch_seed
 from flower_sap.clients.weights import ModelArrays
 from flower_sap.data import Examples
+from flower_sap.isolation import one_thread, torch_seed
 
 _PURPOSE = 3  # keys the generator of a model's first parameters
 _EVALUATION_BATCH = 256  # activations of the largest task stay near 30 MB

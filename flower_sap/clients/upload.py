@@ -1,39 +1,41 @@
 """A client's reply as a payload of the size that the server asked for.
 
-What stays on the node between messages is one file, written before the reply: Flower
-1.42 loses a large `context.state` without a word, and all of it at a restart. The state
-holds the number of the last payload alone, by which an outdated file is known.
+What stays on the node between messages are files, written before the reply. The state
+of Flower's context holds the number of the last payload alone, by which an outdated
+file is known.
 """
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from flwr.app import (
-    Array,
-    ArrayRecord,
-    ConfigRecord,
-    Context,
-    Message,
-)
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from flower_sap._flower import num_message_bytes
 from flower_sap.errors import PayloadError
 from flower_sap.payload import entropy, feedback
-from flower_sap.payload.deadzone import Floats
-from flower_sap.payload.dense import Arrays, Manifest, decode
-from flower_sap.payload.encoder import PCODEC_FORMAT, difference, encode
-from flower_sap.payload.feedback import ResidualFile, Sent
+from flower_sap.payload.decoder import check
+from flower_sap.payload.dense import Arrays, ArraySpec, Manifest, decode
+from flower_sap.payload.dense import encode as encode_plain
+from flower_sap.payload.encoder import PCODEC_FORMAT, Encoded, encode
+from flower_sap.payload.feedback import Sent
+from flower_sap.payload.kept import KeptFile
 from flower_sap.payload.layout import Layout, Treatment
-from flower_sap.payload.wire_format import HAS_FEEDBACK, STYPE, Header
-from flower_sap.records import config_of, records_of
+from flower_sap.payload.wire_format import (
+    HAS_FEEDBACK,
+    STYPE,
+    Header,
+    payload_record,
+)
+from flower_sap.records import config_of
 from flower_sap.wire import (
     BASE_VERSION,
     DISPATCH_NUMBER,
     PAYLOAD_ACKED,
     PAYLOAD_BUDGET,
     PAYLOAD_ENTROPY,
+    PAYLOAD_HOLD,
+    PAYLOAD_HOLDS,
     PAYLOAD_LOCAL_KEYS,
     PAYLOAD_PROTECT,
     PAYLOAD_RESIDUAL,
@@ -43,7 +45,6 @@ from flower_sap.wire import (
     REPORT_KEY,
 )
 
-PAYLOAD_KEY = "payload"
 _STATE_KEY = "sap"
 _NUMBER = "payload-number"
 # What the envelope gains after the size is taken: the message id and time stamps when
@@ -65,6 +66,8 @@ class UploadOrder:
         See there.
     treatment : Treatment
         What is sent otherwise.
+    holds : bool
+        Whether to keep the model received, for a later message to build on.
     """
 
     budget: int
@@ -74,6 +77,7 @@ class UploadOrder:
     seed: int
     series: str
     treatment: Treatment
+    holds: bool = False
 
     @classmethod
     def of(cls, config: ConfigRecord) -> "UploadOrder | None":
@@ -93,6 +97,7 @@ class UploadOrder:
                 _patterns(config, PAYLOAD_LOCAL_KEYS),
                 str(config.get(PAYLOAD_STATISTICS, "sent")),
             ),
+            config.get(PAYLOAD_HOLD) is True,
         )
 
 
@@ -120,86 +125,139 @@ def default_folder() -> Path:
     return Path(cache) / "flower-sap" / "residuals"
 
 
-def as_payload(
-    reply: Message,
-    received: ArrayRecord,
-    context: Context,
-    order: UploadOrder,
-    folder: Path,
-) -> None:
-    """Replace the arrays of a reply by a payload within the order's budget.
+class Exchange:
+    """One message and its reply, as far as their arrays travel as payloads.
 
     Parameters
     ----------
-    reply : Message
-        With the trained model in one `ArrayRecord`; changed in place.
-    received : ArrayRecord
-        The model that was trained from.
+    message : Message
+        A train message; its payload, if it carries one, becomes plain arrays.
     context : Context
         Of the node; its state notes the payload's number.
     order : UploadOrder
         What the server asked for.
     folder : Path
-        For the file that is kept.
+        For the files that are kept.
 
     Raises
     ------
     PayloadError
-        If the reply holds another model than was received, or one that is not finite,
-        or the budget is too small for the reply without any model.
+        If the message's payload is damaged, or builds on a model that this node does
+        not have (any more).
     """
-    key, trained = _trained(reply)
-    layout = Layout(Manifest.of(received), order.treatment)
-    base = decode(received, layout.manifest)
-    model = decode(trained, layout.manifest)
-    file = ResidualFile(folder, series=order.series, node=_node_name(context))
-    sent = _last_sent(file, layout, context)
-    carried = feedback.carried_over(
-        sent, layout, acked=order.acked, number=order.number
-    )
-    report = reply.content[REPORT_KEY]
-    assert isinstance(report, ConfigRecord)
-    report[PAYLOAD_RESIDUAL] = sent.number if sent is not None else 0
-    report[PAYLOAD_ENTROPY] = PCODEC_FORMAT if entropy.is_available() else 0
-    if carried is not None:
-        carried = feedback.capped(carried, _norm(model, base, layout))
-    reply.content[key] = _record(b"")
-    room = order.budget - num_message_bytes(reply) - _GROWTH
-    header = Header(
-        layout.digest,
-        order.base_version,
-        order.number,
-        flags=0 if carried is None else HAS_FEEDBACK,
-    )
-    payload = encode(
-        model,
-        base,
-        layout,
-        budget=room,
-        header=header,
-        seed=(order.seed, context.node_id, order.number),
-        residual=carried,
-    )
-    is_exact = payload.relative_error < feedback.NEGLIGIBLE_ERROR
-    error = None if is_exact else payload.error
-    file.save(Sent(order.number, payload.data, error), layout)
-    context.state[_STATE_KEY] = ConfigRecord({_NUMBER: order.number})
-    reply.content[key] = _record(payload.data)
+
+    def __init__(
+        self, message: Message, context: Context, order: UploadOrder, folder: Path
+    ) -> None:
+        self._context = context
+        self._order = order
+        name = _node_name(context)
+        self._sent_file = KeptFile(
+            folder, node=name, purpose="sent", series=order.series
+        )
+        self._model_file = KeptFile(
+            folder, node=name, purpose="model", series=order.series
+        )
+        key, record = _only_arrays(message.content)
+        array = next(iter(record.values()), None)
+        if len(record) == 1 and array is not None and array.stype == STYPE:
+            record = self._rebuilt(array.data)
+            message.content[key] = record
+        # A record of its own: the app may put the trained arrays into the one it got.
+        self._received = ArrayRecord(dict(record))
+        self._layout = Layout(Manifest.of(self._received), order.treatment)
+        self._base = decode(self._received, self._layout.manifest)
+
+    def _rebuilt(self, data: bytes) -> ArrayRecord:
+        """Return the model that a payload makes of the one kept here."""
+        kept = load_model(self._model_file)
+        if kept is None:
+            raise PayloadError(
+                "the message builds on a model that this node does not have: a new "
+                "disk or a new run; the whole model has to be sent again"
+            )
+        held, number, manifest = kept
+        layout = Layout(manifest, self._order.treatment)
+        update = check(data, layout, base_version=number, number=self._order.number)
+        return encode_plain(update.arrays(held), manifest)
+
+    def answer(self, reply: Message) -> None:
+        """Replace the arrays of a reply by a payload within the order's budget.
+
+        Parameters
+        ----------
+        reply : Message
+            With the trained model in one `ArrayRecord`; changed in place.
+
+        Raises
+        ------
+        PayloadError
+            If the reply holds another model than was received, or one that is not
+            finite, or the budget is too small for the reply without any model.
+        """
+        order, layout = self._order, self._layout
+        key, trained = _only_arrays(reply.content)
+        model = decode(trained, layout.manifest)
+        sent = self._last_sent()
+        carried = feedback.carried_over(
+            sent, layout, acked=order.acked, number=order.number
+        )
+        self._report(reply, sent)
+        reply.content[key] = payload_record(b"")
+        payload = encode(
+            model,
+            self._base,
+            layout,
+            budget=order.budget - num_message_bytes(reply) - _GROWTH,
+            header=Header(
+                layout.digest,
+                order.base_version,
+                order.number,
+                flags=0 if carried is None else HAS_FEEDBACK,
+            ),
+            seed=(order.seed, self._context.node_id, order.number),
+            residual=carried,
+        )
+        self._keep(payload)
+        reply.content[key] = payload_record(payload.data)
+
+    def _report(self, reply: Message, sent: Sent | None) -> None:
+        report = reply.content[REPORT_KEY]
+        assert isinstance(report, ConfigRecord)
+        report[PAYLOAD_RESIDUAL] = sent.number if sent is not None else 0
+        report[PAYLOAD_ENTROPY] = PCODEC_FORMAT if entropy.is_available() else 0
+        if self._order.holds:
+            report[PAYLOAD_HOLDS] = self._order.number
+
+    def _keep(self, payload: Encoded) -> None:
+        """Write what the next message will build on, before the reply is sent."""
+        number, layout = self._order.number, self._layout
+        is_exact = payload.relative_error < feedback.NEGLIGIBLE_ERROR
+        error = None if is_exact else payload.error
+        feedback.save_sent(self._sent_file, Sent(number, payload.data, error), layout)
+        if self._order.holds:
+            save_model(self._model_file, self._base, number, layout.manifest)
+        self._context.state[_STATE_KEY] = ConfigRecord({_NUMBER: number})
+
+    def _last_sent(self) -> Sent | None:
+        sent = feedback.load_sent(self._sent_file, self._layout)
+        noted = self._context.state.get(_STATE_KEY)
+        if sent is not None and isinstance(noted, ConfigRecord):
+            number = noted.get(_NUMBER)
+            if isinstance(number, int) and number > sent.number:
+                return None  # the last payload's file was not written, or is gone
+        return sent
 
 
-def _trained(reply: Message) -> tuple[str, ArrayRecord]:
+def _only_arrays(content: RecordDict) -> tuple[str, ArrayRecord]:
     found = [
         (key, record)
-        for key, record in reply.content.items()
+        for key, record in content.items()
         if isinstance(record, ArrayRecord)
     ]
     if len(found) != 1:
-        raise PayloadError(f"{len(found)} ArrayRecords in the reply, expected 1")
+        raise PayloadError(f"{len(found)} ArrayRecords in a message, expected 1")
     return found[0]
-
-
-def _record(data: bytes) -> ArrayRecord:
-    return ArrayRecord({PAYLOAD_KEY: Array("uint8", (len(data),), STYPE, data)})
 
 
 def _node_name(context: Context) -> str:
@@ -207,30 +265,28 @@ def _node_name(context: Context) -> str:
     return f"node-{context.node_id}" if partition is None else f"partition-{partition}"
 
 
-def _last_sent(file: ResidualFile, layout: Layout, context: Context) -> Sent | None:
-    sent, noted = file.load(layout), context.state.get(_STATE_KEY)
-    if sent is not None and isinstance(noted, ConfigRecord):
-        number = noted.get(_NUMBER)
-        if isinstance(number, int) and number > sent.number:
-            return None  # the file of the last payload was not written, or is gone
-    return sent
-
-
-def _norm(model: Arrays, base: Arrays, layout: Layout) -> float:
-    parts: list[Floats] = [
-        difference(model, base, layout, places)
-        for places in (layout.stream, layout.protected)
-    ]
-    return float(np.sqrt(sum(float(np.dot(part, part)) for part in parts)))
-
-
-def received_model(message: Message) -> ArrayRecord | None:
-    """Return the model in a train message, if there is exactly one."""
-    records = records_of(message.content, ArrayRecord)
-    # A record of its own: the app may put the trained arrays into the one it got.
-    return ArrayRecord(dict(records[0])) if len(records) == 1 else None
-
-
 def order_of(message: Message) -> UploadOrder | None:
     """Return what a train message asks of its reply."""
     return UploadOrder.of(config_of(message.content))
+
+
+# safetensors sorts by name, and the order of a model's arrays is part of what it is.
+def save_model(file: KeptFile, arrays: Arrays, number: int, manifest: Manifest) -> None:
+    """Keep the model that message `number` carried."""
+    named = zip(manifest.names, arrays, strict=True)
+    file.save(
+        {f"{i:06d} {name}": a for i, (name, a) in enumerate(named)},
+        {"number": str(number)},
+    )
+
+
+def load_model(file: KeptFile) -> tuple[Arrays, int, Manifest] | None:
+    """Return a kept model, the number of its message and its manifest, or None."""
+    kept = file.load()
+    if kept is None or not kept[1].get("number", "").isdigit():
+        return None
+    arrays = dict(sorted(kept[0].items()))
+    manifest = Manifest(
+        tuple(ArraySpec(key[7:], a.shape, a.dtype) for key, a in arrays.items())
+    )
+    return list(arrays.values()), int(kept[1]["number"]), manifest

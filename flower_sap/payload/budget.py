@@ -28,20 +28,21 @@ class LinkView:
     ----------
     model_nbytes : int
         Of an update that is not coded.
-    uplink : float or None
-        Estimated rate from the node (B/s); None before its first answer.
+    rate : float or None
+        Estimated rate of the transfer (B/s); None before the node's first answer.
     compute_seconds : float
-        Expected computing and downloading time of this dispatch (s).
+        Expected time that the dispatch takes besides this transfer (s).
     available : float
         Until the sync policy wants the update (s); inf when it names no time.
     usual_seconds : float or None
-        A typical trip of the fleet (s): a quantile of arrival times.
+        A typical trip of the fleet (s), where all start together: a quantile of the
+        arrival times is then a deadline. None where nobody waits for anybody.
     last_budget : int or None
         The node's budget before.
     """
 
     model_nbytes: int
-    uplink: float | None = None
+    rate: float | None = None
     compute_seconds: float = 0.0
     available: float = math.inf
     usual_seconds: float | None = None
@@ -117,23 +118,24 @@ class BandwidthAdaptive(BudgetRule):
     first : float
         Share asked of a node whose link has not been seen yet.
     beside : float
-        An upload may always take this share of the computing time (s/s), >= 0: a slow
-        device has time to send, and what it learned is rare.
+        A transfer may always take this share of the rest of the trip (s/s), >= 0; where
+        nobody waits for a deadline, it takes no more. A slow device has time to send,
+        and what it learned is rare.
     hysteresis : float
         A budget stays as it was while it differs by less than this share, in [0, 1).
 
     Examples
     --------
-    >>> link = LinkView(4_000_000, uplink=25_000.0, compute_seconds=4.0, available=10.0)
+    >>> link = LinkView(8_000_000, rate=25_000.0, compute_seconds=4.0, available=10.0)
     >>> BandwidthAdaptive(use=0.8).budget(link)
     120000
     """
 
     use: float = 0.8
     least: float = 1 / 256
-    most: float = 1 / 8
+    most: float = 1 / 32
     first: float = 1 / 64
-    beside: float = 0.25
+    beside: float = 0.5
     hysteresis: float = 0.1
 
     def __post_init__(self) -> None:
@@ -152,7 +154,7 @@ class BandwidthAdaptive(BudgetRule):
 
     def budget(self, link: LinkView) -> int:
         """Return the bytes that can be sent in time, within the bounds."""
-        if link.uplink is None:
+        if link.rate is None:
             return self._bounded(self.first * link.model_nbytes, link)
         deadline = link.available
         if deadline == math.inf:
@@ -161,7 +163,7 @@ class BandwidthAdaptive(BudgetRule):
             deadline - link.compute_seconds, self.beside * link.compute_seconds
         )
         # A rate may be infinite, and no time left: the bounds then decide.
-        fits = self.use * link.uplink * seconds if seconds > 0 else 0.0
+        fits = self.use * link.rate * seconds if seconds > 0 else 0.0
         asked = self._bounded(fits, link)
         last = link.last_budget
         if last is not None and abs(asked - last) < self.hysteresis * last:

@@ -26,6 +26,7 @@ from flower_sap.errors import PayloadError
 from flower_sap.payload import entropy, fixed_rate, wire_format
 from flower_sap.payload.deadzone import Floats
 from flower_sap.payload.dense import LARGEST_VALUE, Arrays
+from flower_sap.payload.feedback import largest_scale
 from flower_sap.payload.layout import Layout, Place, length
 from flower_sap.payload.solver import StreamEncoder
 from flower_sap.payload.wire_format import (
@@ -135,7 +136,8 @@ def encode(
     seed : sequence of int
         Keys the random matrices: (seed, node, version).
     residual : NDArray, float32, optional
-        What earlier payloads did not say, added before encoding.
+        What earlier payloads did not say, added before encoding; shortened where it
+        would drown the update.
     has_entropy_coder : bool, optional
         Whether levels may be entropy-coded. Default: if pcodec is there.
 
@@ -154,6 +156,10 @@ def encode(
     stream = difference(trained, base, layout, layout.stream)
     protected = difference(trained, base, layout, layout.protected)
     if residual is not None:
+        update_energy = float(np.dot(stream, stream) + np.dot(protected, protected))
+        factor = largest_scale(float(np.dot(residual, residual)), update_energy)
+        if factor < 1:
+            residual = residual * np.float32(factor)
         stream += residual[: stream.size]
         protected += residual[stream.size :]
     energy = float(np.dot(stream, stream)) + float(np.dot(protected, protected))

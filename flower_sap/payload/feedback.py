@@ -12,27 +12,23 @@ the decay after Li and Li 2022, arXiv:2211.14292 (stale error compensation). Com
 rollback and the cap are ours.
 """
 
-import contextlib
-import os
+import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from flower_sap.errors import PayloadError
 from flower_sap.payload import decoder
 from flower_sap.payload.deadzone import Floats
+from flower_sap.payload.kept import KeptFile
 from flower_sap.payload.layout import Layout
 
 DECAY = 0.8  # a message missed
 _MOST_MISSED = 10
 _LARGEST_RATIO = 4.0  # of the residual's norm to the update's
 NEGLIGIBLE_ERROR = 0.05  # relative: below, feedback is not worth its staleness
-_SERIES_KEPT = 4  # files a node, the newest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,71 +83,30 @@ def carried_over(
     return residual
 
 
-def capped(residual: Floats, update_norm: float) -> Floats:
-    """Return the residual, shortened where it would drown the update."""
-    norm = float(np.sqrt(np.dot(residual, residual)))
-    most = _LARGEST_RATIO * update_norm
-    if norm <= most:
-        return residual
-    return np.asarray(residual * np.float32(most / norm))
+def largest_scale(residual_energy: float, update_energy: float) -> float:
+    """Return the factor, at most 1, with which a residual does not drown an update."""
+    most = _LARGEST_RATIO**2 * update_energy
+    if residual_energy <= most:
+        return 1.0
+    return math.sqrt(most / residual_energy)
 
 
-class ResidualFile:
-    """A node's last payload on disk: whole or not at all.
+def load_sent(file: KeptFile, layout: Layout) -> Sent | None:
+    """Return the last payload that a node kept of this model, or None."""
+    kept = file.load()
+    if kept is None or kept[1].get("digest") != layout.digest.hex():
+        return None
+    arrays, words = kept
+    try:
+        data = arrays["payload"].tobytes()
+        return Sent(int(words["number"]), data, arrays.get("error"))
+    except (KeyError, ValueError):
+        return None
 
-    One file a run series and node, in safetensors' format; of each node the newest few
-    are kept.
 
-    Parameters
-    ----------
-    folder : Path
-        Made if missing.
-    series, node : str
-        Whose it is.
-    """
-
-    def __init__(self, folder: Path, *, series: str, node: str) -> None:
-        self._folder = folder
-        self._node = node
-        self.path = folder / f"{node}-{series}.safetensors"
-
-    def load(self, layout: Layout) -> Sent | None:
-        """Return what was saved for this model, or None."""
-        try:
-            with safe_open(self.path, framework="numpy") as file:
-                told = file.metadata() or {}
-                if told.get("digest") != layout.digest.hex():
-                    return None
-                names = list(file.keys())
-                error = file.get_tensor("error") if "error" in names else None
-                data = file.get_tensor("payload").tobytes()
-                return Sent(int(told["number"]), data, error)
-        except (OSError, SafetensorError, KeyError, ValueError):
-            return None  # none there, or damaged: the run goes on without
-
-    def save(self, sent: Sent, layout: Layout) -> None:
-        """Replace what was saved; a crash leaves the old file."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        tensors: dict[str, NDArray[Any]] = {
-            "payload": np.frombuffer(sent.data, np.uint8)
-        }
-        if sent.error is not None:
-            tensors["error"] = sent.error
-        told = {"number": str(sent.number), "digest": layout.digest.hex()}
-        if not self.path.exists():
-            self._forget_old_series()
-        beside = self.path.with_suffix(f".{os.getpid()}.tmp")
-        with beside.open("wb") as file:
-            file.write(save(tensors, metadata=told))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, self.path)
-
-    def _forget_old_series(self) -> None:
-        with contextlib.suppress(OSError):  # another run may be tidying up as well
-            files = sorted(
-                self._folder.glob(f"{self._node}-*.safetensors"),
-                key=lambda path: (path.stat().st_mtime_ns, path.name),
-            )
-            for path in files[: 1 - _SERIES_KEPT]:
-                path.unlink(missing_ok=True)
+def save_sent(file: KeptFile, sent: Sent, layout: Layout) -> None:
+    """Keep a payload that is about to be sent, and what it does not say."""
+    arrays: dict[str, NDArray[Any]] = {"payload": np.frombuffer(sent.data, np.uint8)}
+    if sent.error is not None:
+        arrays["error"] = sent.error
+    file.save(arrays, {"number": str(sent.number), "digest": layout.digest.hex()})

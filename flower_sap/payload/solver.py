@@ -30,6 +30,7 @@ _BLOCK = 1 << 12
 _GOOD_FILL = 0.987  # of the budget; nearer is not worth another encoding
 _AIM = 0.9945
 _NEAR = 0.25  # of the logarithm of a step: what the factors leave is then as before
+_MOST_TRIALS = 50  # only until one fits
 _TRIALS = 4  # whole encodings of a large stream; a small one gets more
 
 
@@ -113,7 +114,10 @@ class StreamEncoder:
         if is_large:
             step = max(finest, self._refined_on_sample(step, budget))
         best: Coded | None = None
-        for _ in range(_TRIALS if is_large else 3 * _TRIALS):
+        enough = _TRIALS if is_large else 3 * _TRIALS
+        for trial in range(_MOST_TRIALS):
+            if trial >= enough and best is not None:
+                break
             factors = self._factors_at(step, budget)
             coded = assemble(self._x, factors, self._matrices)
             nbytes = len(coded.body)

@@ -9,6 +9,8 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flwr.app import Array, ArrayRecord
+
 from flower_sap.errors import PayloadError
 
 STYPE = "flower-sap/payload/1"  # of the one `Array` that carries a payload
@@ -26,8 +28,14 @@ DOWNLINK = 2
 _HEADER = struct.Struct("<4sBBBB8sQQIfI")
 _CRC = struct.Struct("<I")
 _SECTION = struct.Struct("<BBHI")
+PAYLOAD_KEY = "payload"
 HEADER_NBYTES = _HEADER.size + _CRC.size
 SECTION_NBYTES = _SECTION.size
+
+
+def payload_record(data: bytes) -> ArrayRecord:
+    """Return the record in which a payload travels."""
+    return ArrayRecord({PAYLOAD_KEY: Array("uint8", (len(data),), STYPE, data)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ class Sizing:
         budget = rule.budget(
             LinkView(
                 model_nbytes=self._manifest.nbytes,
-                uplink=node.link.uplink,
+                rate=node.link.uplink,
                 compute_seconds=_seconds_before_upload(node, steps, nbytes),
                 available=available,
                 usual_seconds=self._usual_seconds(),
@@ -89,6 +89,8 @@ class Sizing:
         return budget
 
     def _usual_seconds(self) -> float | None:
+        if not self._parts.sync.starts_together():
+            return None
         trips = sorted(
             node.trip_seconds
             for node in self._state.nodes.values()
