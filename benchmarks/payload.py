@@ -390,8 +390,9 @@ def ideal(x: Floats, layout: Layout, nbytes: int, *, ranks: bool) -> float:
         quantized, values = low_rank.quantize_factors(factors, matrices, step, theta)
         rest, bits = x.copy(), 0.0
         if quantized.levels.size:
-            c = deadzone.offset(values, quantized.levels, step)
-            decoded = deadzone.dequantize(quantized.levels, step, c)
+            coarse = step * 2**quantized.coarser
+            c = deadzone.offset(values, quantized.levels, coarse)
+            decoded = deadzone.dequantize(quantized.levels, coarse, c)
             parts = low_rank.products(
                 quantized.ranks, quantized.strengths, decoded, matrices
             )

@@ -43,8 +43,29 @@ def threshold(bits_per_value: float) -> float:
 _THETAS = (0.75, 0.70, 0.65, 0.60, 0.55)
 
 
-def quantize(x: Floats, step: float, theta: float, out: Levels | None = None) -> Levels:
-    """Return the levels of `x`, shape (n,); every ``|x| / step`` <= LARGEST_LEVEL."""
+def quantize(
+    x: Floats,
+    step: float,
+    theta: float,
+    *,
+    out: Levels | None = None,
+    largest: float = 0.0,
+) -> Levels:
+    """Return the levels of `x`, shape (n,).
+
+    Parameters
+    ----------
+    x : NDArray, float32, shape (n,)
+        Values.
+    step, theta : float
+        Of the quantizer.
+    out : NDArray, int16, shape (n,), optional
+        Memory for the levels.
+    largest : float
+        What values may reach: where levels could not count that, they end at
+        LARGEST_LEVEL. Default: all are known to be countable.
+    """
+    clips = largest > step * LARGEST_LEVEL
     levels = np.empty(x.size, np.int16) if out is None else out
     scaled = np.empty(min(PIECE, x.size), np.float32)
     rounding = np.empty_like(scaled)
@@ -56,6 +77,8 @@ def quantize(x: Floats, step: float, theta: float, out: Levels | None = None) ->
         np.multiply(piece, inverse, out=moved)
         np.copysign(shift, moved, out=up)
         moved += up
+        if clips:
+            np.clip(moved, -LARGEST_LEVEL, LARGEST_LEVEL, out=moved)
         # The cast cuts towards zero, which is the floor of the magnitude.
         np.copyto(levels[start : start + PIECE], moved, casting="unsafe")
     return levels

@@ -1,8 +1,8 @@
 """What a node keeps on its disk between messages: one file of arrays, whole or not.
 
 Flower 1.42 loses a large `context.state` without a word, so what is large goes to a
-file of its own, in safetensors' format, one a run series, node and purpose. Of each node
-and purpose the newest few are kept.
+file of its own, in safetensors' format, one a run series, node and purpose. Of each
+node and purpose the newest few are kept.
 """
 
 import contextlib

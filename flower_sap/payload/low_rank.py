@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flower_sap.payload.deadzone import Floats, Levels, quantize
+from flower_sap.payload.deadzone import LARGEST_LEVEL, Floats, Levels, quantize
 from flower_sap.payload.layout import Matrix
 
 MOST_RANKS = 16
@@ -111,11 +111,16 @@ class QuantizedFactors:
         As bfloat16 holds them, matrix after matrix.
     levels : NDArray, int16
         Of the left and right factor of each matrix in turn, row-major.
+    coarser : int
+        Their step is that of the stream times 2 to this power: strong directions have
+        larger values than levels can count. What a coarse factor does not say stays in
+        the stream.
     """
 
     ranks: list[int]
     strengths: Floats
     levels: Levels
+    coarser: int
 
 
 def quantize_factors(
@@ -141,7 +146,10 @@ def quantize_factors(
     values = torch.cat(parts).numpy() if parts else np.empty(0, np.float32)
     rounded = np.concatenate([*strengths, np.empty(0)]).astype(np.float32)
     held = torch.from_numpy(rounded).to(torch.bfloat16).float().numpy()
-    return QuantizedFactors(ranks, held, quantize(values, step, theta)), values
+    largest = float(np.abs(values).max(initial=0.0)) / step
+    coarser = max(0, math.ceil(math.log2(max(largest / LARGEST_LEVEL, 1e-9))))
+    levels = quantize(values, step * 2**coarser, theta)
+    return QuantizedFactors(ranks, held, levels, coarser), values
 
 
 def num_factor_values(ranks: Sequence[int], matrices: Sequence[Matrix]) -> int:

@@ -5,7 +5,7 @@ Body of the section (little-endian)::
     step        float32   distance of levels
     c           int8 x 2  offsets of the factors' and of the other levels, in 256ths
     mode        uint8     of the levels: 0 none, 1 all, 2 gaps and values
-    reserved    uint8     0
+    coarser     uint8     the factors' step is 2 to this power times step
     num_factors uint32    bytes of the factors' levels
     ranks       uint8     x matrices of the layout
     strengths   bfloat16  x sum of ranks
@@ -31,6 +31,7 @@ from flower_sap.payload.entropy import SparseLevels
 from flower_sap.payload.layout import Matrix
 from flower_sap.payload.low_rank import Factors, Product
 
+_MOST_COARSER = 40
 _PARAMETERS = struct.Struct("<fbbBBI")
 
 
@@ -49,6 +50,8 @@ class FactorCode:
         Of the quantizer.
     c : float
         Offset of the factors' levels.
+    coarser : int
+        Their step is 2 to this power times `step`.
     shape : bytes
         Ranks and strengths.
     coded : bytes
@@ -60,6 +63,7 @@ class FactorCode:
     step: float
     theta: float
     c: float
+    coarser: int
     shape: bytes
     coded: bytes
     parts: list[Product]
@@ -75,16 +79,18 @@ def encode_factors(
 ) -> FactorCode:
     """Return the factors that are worth their bytes at this step."""
     quantized, values = low_rank.quantize_factors(factors, matrices, step, theta)
-    c = deadzone.offset(values, quantized.levels, step)
+    coarse = step * 2**quantized.coarser
+    c = deadzone.offset(values, quantized.levels, coarse)
     coded, parts = b"", []
     if quantized.levels.size:
-        decoded = deadzone.dequantize(quantized.levels, step, c)
+        decoded = deadzone.dequantize(quantized.levels, coarse, c)
         parts = low_rank.products(
             quantized.ranks, quantized.strengths, decoded, matrices
         )
         coded = entropy.pack(quantized.levels)
     strengths = fixed_rate.encode_half(quantized.strengths)
-    return FactorCode(step, theta, c, bytes(quantized.ranks) + strengths, coded, parts)
+    shape = bytes(quantized.ranks) + strengths
+    return FactorCode(step, theta, c, quantized.coarser, shape, coded, parts)
 
 
 def rest_of(
@@ -144,14 +150,18 @@ class Coded:
         deadzone.accumulate(x, self.levels, -self.step, self.c)
 
 
-def assemble(x: Floats, factors: FactorCode, matrices: Sequence[Matrix]) -> Coded:
-    """Return the stream `x` coded with these factors."""
+def assemble(
+    x: Floats, factors: FactorCode, matrices: Sequence[Matrix], *, largest: float
+) -> Coded:
+    """Return the stream `x`, of values up to `largest`, coded with these factors."""
     step = factors.step
     levels = np.empty(x.size, np.int16)
     found = deadzone.Offset(x.size)
+    # What factors leave may be larger than what they were taken from.
+    largest = 4 * largest if factors.parts else largest
     for start, values in rest_of(x, factors.parts, matrices):
         into = levels[start : start + values.size]
-        deadzone.quantize(values, step, factors.theta, out=into)
+        deadzone.quantize(values, step, factors.theta, out=into, largest=largest)
         found.observe(values, into, step)
     mode, coded = entropy.encode(levels)
     head = _PARAMETERS.pack(
@@ -159,7 +169,7 @@ def assemble(x: Floats, factors: FactorCode, matrices: Sequence[Matrix]) -> Code
         deadzone.offset_to_byte(factors.c),
         deadzone.offset_to_byte(found.value),
         mode,
-        0,
+        factors.coarser,
         len(factors.coded),
     )
     body = b"".join((head, factors.shape, factors.coded, coded))
@@ -218,9 +228,11 @@ def decode(body: bytes, matrices: Sequence[Matrix], count: int) -> StreamUpdate:
             f"a stream of {len(matrices)} matrices begins with {shape_end} bytes, "
             f"found {len(body)}"
         )
-    step, factor_c, c, mode, reserved, num_factors = _PARAMETERS.unpack_from(body)
-    if reserved:
-        raise PayloadError(f"reserved byte of the stream is {reserved}, expected 0")
+    step, factor_c, c, mode, coarser, num_factors = _PARAMETERS.unpack_from(body)
+    if coarser > _MOST_COARSER:
+        raise PayloadError(
+            f"factors coarser by 2^{coarser}, expected at most 2^{_MOST_COARSER}"
+        )
     if not 0 < step < math.inf or step * 2**15 > LARGEST_VALUE:
         raise PayloadError(f"step must be > 0 and small enough, found {step}")
     ranks = list(body[_PARAMETERS.size : shape_end])
@@ -240,7 +252,7 @@ def decode(body: bytes, matrices: Sequence[Matrix], count: int) -> StreamUpdate:
     num_values = low_rank.num_factor_values(ranks, matrices)
     factor_levels = _factor_levels(body[strengths_end:factors_end], num_values)
     values = deadzone.dequantize(
-        factor_levels, step, deadzone.offset_from_byte(factor_c)
+        factor_levels, step * 2**coarser, deadzone.offset_from_byte(factor_c)
     )
     return StreamUpdate(
         step,

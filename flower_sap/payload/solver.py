@@ -98,10 +98,7 @@ class StreamEncoder:
     @property
     def finest_step(self) -> float:
         """Return the step below which a level would not fit."""
-        # A factor's values may be larger than the stream's, but no larger than sigma.
-        sides = [side for each in self._factors for side in (each.left, each.right)]
-        strongest = max((float(s.abs().max()) for s in sides if s.numel()), default=0.0)
-        return 1.05 * max(self._largest, strongest) / LARGEST_LEVEL
+        return 1.05 * self._largest / LARGEST_LEVEL
 
     def encode(self, budget: int) -> Coded | None:
         """Return the finest encoding found in at most `budget` bytes, if any."""
@@ -119,7 +116,7 @@ class StreamEncoder:
             if trial >= enough and best is not None:
                 break
             factors = self._factors_at(step, budget)
-            coded = assemble(self._x, factors, self._matrices)
+            coded = assemble(self._x, factors, self._matrices, largest=self._largest)
             nbytes = len(coded.body)
             search.note(step, nbytes)
             if nbytes <= budget:
