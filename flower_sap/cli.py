@@ -68,8 +68,8 @@ def compare(
     payload: Annotated[
         list[str] | None,
         typer.Option(
-            help="Compare SAP also with sized uploads: adaptive, or a share of the "
-            "model such as 1/32; may be repeated."
+            help="Compare SAP also with sized messages: adaptive, or shares of the "
+            "model such as 1/32 (uploads) or 1/64,1/16 (both); may be repeated."
         ),
     ] = None,
     by_speed: Annotated[

@@ -21,7 +21,7 @@ from flower_sap.emulation import EmulatedGrid, LocalGrid
 from flower_sap.errors import AllClientsFailedError
 from flower_sap.payload.budget import Fixed, Fraction
 from flower_sap.payload.layout import Treatment
-from flower_sap.strategies import fedasync
+from flower_sap.strategies import SemiAsync, fedasync
 from tests.fakes import Node, fedavg, fleet, run, scripted
 
 SHAPES = {"a": (120, 200), "b": (200,), "head": (10, 20)}
@@ -310,3 +310,69 @@ def test_a_run_with_plain_messages_sends_no_word_of_payloads():
     run(EmulatedGrid(LocalGrid(app, 1), fleet(1)), Buffered(1), rounds=1)
 
     assert not [key for key in keys if key.startswith("payload")]
+
+
+# --- what goes out ------------------------------------------------------------------
+
+
+def test_what_goes_out_shrinks_once_a_node_holds_a_model(tmp_path):
+    told = run(
+        grid_of(pulled(SapMod(tmp_path)), 1), Buffered(1), rounds=6, initial=zeros(),
+        payload=Fraction(1 / 8), downlink=Fraction(1 / 8),
+    )  # fmt: skip
+
+    first, *later = [event.nbytes for event in told.of(ev.Dispatched)]
+    whole = sum(values.nbytes for values in TARGET.values())
+    assert first > whole
+    assert all(nbytes < whole / 6 for nbytes in later)
+    assert not told.of(ev.Rejected, ev.Failed)
+
+
+def test_a_coarse_model_that_goes_out_still_leads_to_the_target(tmp_path):
+    told = run(
+        grid_of(pulled(SapMod(tmp_path)), 1), Buffered(1), rounds=60, initial=zeros(),
+        payload=Fraction(1 / 16), downlink=Fraction(1 / 16),
+    )  # fmt: skip
+
+    # Nodes and server would drift apart if they did not agree on what is held.
+    assert not told.of(ev.Rejected, ev.Failed)
+    assert distance(told.result) < 0.05
+
+
+def test_a_node_with_a_new_disk_is_sent_the_whole_model_again(tmp_path):
+    def spoil(reply, context, number):
+        if number == 3:
+            for path in tmp_path.iterdir():
+                path.unlink()
+        return reply
+
+    told = run(
+        grid_of(pulled(SapMod(tmp_path), spoil=spoil), 1), Buffered(1), rounds=6,
+        initial=zeros(), payload=Fixed(8192), downlink=Fixed(8192),
+    )  # fmt: skip
+
+    (failed,) = told.of(ev.Failed)
+    assert "does not have" in failed.reason
+    whole = sum(values.nbytes for values in TARGET.values())
+    sizes = [event.nbytes for event in told.of(ev.Dispatched)]
+    assert [nbytes > whole for nbytes in sizes[:6]] == [
+        True, False, False, False, True, False,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("workers", [2])
+def test_workers_change_nothing_where_both_directions_are_sized(tmp_path, workers):
+    def result(folder, **local):
+        return run(
+            grid_of(pulled(SapMod(folder)), 3, **local), Buffered(2), rounds=6,
+            initial=zeros(), payload=Fixed(8192), downlink=Fixed(8192),
+        )  # fmt: skip
+
+    alone, together = result(tmp_path / "a"), result(tmp_path / "b", workers=workers)
+
+    assert alone.events == together.events
+
+
+def test_a_downlink_rule_needs_sized_replies():
+    with pytest.raises(ValueError, match="downlink needs payload"):
+        SemiAsync(downlink=Fixed(8192))

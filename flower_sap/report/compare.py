@@ -47,7 +47,7 @@ class Plan:
 
     def folder_of(self, job: Job, contender: Contender) -> Path:
         """Return where a trial's files go."""
-        name = contender.name.translate(str.maketrans("+ /", "---"))
+        name = contender.name.translate(str.maketrans("+ /,", "----"))
         return self.folder / f"seed-{job.seed}" / name
 
 

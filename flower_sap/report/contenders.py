@@ -140,17 +140,26 @@ def contenders() -> tuple[Contender, ...]:
 
 
 def sized(payload: str) -> Contender:
-    """Return SAP with sized uploads: ``"adaptive"``, or a share such as ``"1/32"``.
+    """Return SAP with sized messages.
+
+    ``"adaptive"`` sizes both directions by bandwidth, ``"1/64"`` uploads alone, and
+    ``"1/64,1/16"`` uploads and downloads, as shares of the model.
 
     Raises
     ------
     ValueError
         If it is neither.
     """
-    rule = budget_rule(payload)
+    up, comma, down = payload.partition(",")
+    upload = budget_rule(up)
+    downlink = budget_rule(down) if comma else None
+    if payload == "adaptive":
+        downlink = upload
     return Contender(
         f"SAP {payload}",
-        lambda _, options: heter_train(_inner(), payload=rule, options=options),
+        lambda _, options: heter_train(
+            _inner(), payload=upload, downlink=downlink, options=options
+        ),
         is_sized=True,
     )
 

@@ -118,9 +118,8 @@ class Evaluation:
             for request in requests
         ]
         nbytes = num_content_bytes(requests[0].content)
-        sent = self._mailbox.push(
-            messages, "evaluate", [Asked()] * len(messages), nbytes
-        )
+        asked = [Asked(nbytes=nbytes)] * len(messages)
+        sent = self._mailbox.push(messages, "evaluate", asked)
         for request, message_id in zip(requests, sent, strict=True):
             if message_id:
                 self._queue.sent(request, message_id)

@@ -140,6 +140,12 @@ class InnerStrategy:
             config[name] = value
         return records
 
+    def with_model(self, content: RecordDict, arrays: ArrayRecord) -> RecordDict:
+        """Return a message's content with other arrays, its other records shared."""
+        changed = RecordDict(dict(content))
+        changed[self._arrays_key] = arrays
+        return changed
+
     def aggregate(
         self,
         step: int,

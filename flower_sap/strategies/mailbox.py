@@ -64,7 +64,6 @@ class Mailbox:
         messages: list[Message],
         purpose: str,
         asked: list[Asked],
-        nbytes: int,
     ) -> list[str]:
         """Push messages; return the id of each, or "" where it was refused.
 
@@ -76,8 +75,6 @@ class Mailbox:
             ``"train"`` or ``"evaluate"``.
         asked : list of Asked
             What each message asks for.
-        nbytes : int
-            Size (B) of each message's content.
         """
         refusal = "the grid refused the message"
         try:
@@ -88,10 +85,9 @@ class Mailbox:
         for message, order in zip(messages, asked, strict=True):
             is_sent = message.metadata.message_id in accepted
             trip = self._new_trip(message, purpose, order, is_sent=is_sent)
-            trip.nbytes = nbytes
-            self._log.dispatched(trip, nbytes)
+            self._log.dispatched(trip, trip.nbytes)
             if is_sent:
-                self._send_off(trip, nbytes)
+                self._send_off(trip)
             else:
                 self._fail(trip, ev.Failed, refusal)
             message_ids.append(trip.message_id if is_sent else "")
@@ -115,11 +111,13 @@ class Mailbox:
             local_steps=asked.local_steps,
             number=asked.number,
             budget=asked.budget,
+            nbytes=asked.nbytes,
+            base=asked.base,
         )
 
-    def _send_off(self, trip: Trip, nbytes: int) -> None:
+    def _send_off(self, trip: Trip) -> None:
         self._state.take_off(trip)
-        self._state.bytes_down += nbytes
+        self._state.bytes_down += trip.nbytes
         self._expiries.append((trip.expires_at, trip.message_id))
 
     # --- receiving --------------------------------------------------------------

@@ -38,6 +38,7 @@ class Parts:
     concurrency: int | None
     seed: int
     payload: BudgetRule | None = None
+    downlink: BudgetRule | None = None
     treatment: Treatment = field(default_factory=Treatment)
     series: str = "run"
 

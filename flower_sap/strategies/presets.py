@@ -105,6 +105,7 @@ def heter_train(
     merges: int = 16,
     local_steps: int | None = 10,
     payload: BudgetRule | None = None,
+    downlink: BudgetRule | None = None,
     options: RunOptions | None = None,
 ) -> SemiAsync:
     """Return SAP, after Heter-Train: asynchronous merges, interval synchronization.
@@ -113,7 +114,8 @@ def heter_train(
     The two properties that its abstract states; rules and constants are ours, chosen
     by the trials that `benchmarks/README.md` tells of: small buffers, rarely heard
     nodes raised, and an average of recent versions released. A round is an interval of
-    `merges` merges. `payload` sizes uploads, as `BandwidthAdaptive()` does.
+    `merges` merges. `payload` sizes uploads and `downlink` what is
+    sent to the nodes, as `BandwidthAdaptive()` does.
     """
     return SemiAsync(
         inner,
@@ -123,5 +125,6 @@ def heter_train(
         work=FixedWork(local_steps),
         release=Averaged(1.0),
         payload=payload,
+        downlink=downlink,
         options=options,
     )

@@ -47,7 +47,10 @@ from flower_sap.strategies.wrapping import check_wrappable
 def _sizing(parts: Parts) -> str:
     if parts.payload is None:
         return ""
-    return f"payload={parts.payload!r}, treatment={parts.treatment!r}, "
+    return (
+        f"payload={parts.payload!r}, downlink={parts.downlink!r}, "
+        f"treatment={parts.treatment!r}, "
+    )
 
 
 class SemiAsync(Strategy):
@@ -73,6 +76,10 @@ class SemiAsync(Strategy):
         How many bytes a client's reply may take: `Fixed`, `Fraction`,
         `BandwidthAdaptive`. Clients need `sap_mod`; others answer with plain arrays, as
         all do by default.
+    downlink : BudgetRule, optional
+        How many bytes the model in a train message may take, for nodes that kept the
+        one before. Needs `payload`; costs the server one model of memory a node.
+        Default: it is sent whole.
     treatment : Treatment, optional
         Which arrays payloads protect, or leave on the client.
     concurrency : int, optional
@@ -92,6 +99,7 @@ class SemiAsync(Strategy):
         work: WorkRule | None = None,
         release: ReleaseRule | None = None,
         payload: BudgetRule | None = None,
+        downlink: BudgetRule | None = None,
         treatment: Treatment | None = None,
         concurrency: int | None = None,
         options: RunOptions | None = None,
@@ -100,6 +108,10 @@ class SemiAsync(Strategy):
         check_wrappable(self.inner)
         if concurrency is not None and not concurrency >= 1:
             raise ValueError(f"concurrency must be >= 1 node, got {concurrency}")
+        if downlink is not None and payload is None:
+            raise ValueError(
+                "downlink needs payload: nodes tell what they hold in sized replies"
+            )
         self.options = options or RunOptions()
         self._engine: Engine | None = None
         self.parts = Parts(
@@ -112,6 +124,7 @@ class SemiAsync(Strategy):
             concurrency=concurrency,
             seed=self.options.seed,
             payload=payload,
+            downlink=downlink,
             treatment=treatment or Treatment(),
             series=self.options.series or secrets.token_hex(8),
         )

@@ -1,6 +1,5 @@
 """The sizes that replies are asked to have, and what is learned of links from them."""
 
-import math
 from functools import cached_property
 from typing import TypeAlias
 
@@ -88,6 +87,26 @@ class Sizing:
         node.last_budget = budget
         return budget
 
+    def downlink_budget(
+        self, node: NodeState, steps: int | None, available: float
+    ) -> int | None:
+        """Return the most bytes of the model in a node's next message; None: whole."""
+        rule = self._parts.downlink
+        if rule is None:
+            return None
+        budget = rule.budget(
+            LinkView(
+                model_nbytes=self._manifest.nbytes,
+                rate=node.link.uplink,
+                compute_seconds=_seconds_computing(node, steps),
+                available=available,
+                usual_seconds=self._usual_seconds(),
+                last_budget=node.last_downlink_budget,
+            )
+        )
+        node.last_downlink_budget = budget
+        return budget
+
     def _usual_seconds(self) -> float | None:
         if not self._parts.sync.starts_together():
             return None
@@ -144,13 +163,15 @@ class Sizing:
 
 def _seconds_before_upload(node: NodeState, steps: int | None, nbytes: int) -> float:
     """Return the time that download and computing will take, as far as is known (s)."""
-    pace = node.seconds_per_step
-    if pace is None:
-        return 0.0
-    uplink = node.link.uplink
-    download = nbytes / uplink if uplink else 0.0
-    computing = pace * steps if steps is not None else node.computing_seconds or 0.0
-    return download + computing if math.isfinite(computing) else 0.0
+    rate = node.link.uplink
+    return _seconds_computing(node, steps) + (nbytes / rate if rate else 0.0)
+
+
+def _seconds_computing(node: NodeState, steps: int | None) -> float:
+    """Return the time that computing will take, as far as is known (s)."""
+    if steps is not None and node.seconds_per_step is not None:
+        return node.seconds_per_step * steps
+    return node.computing_seconds or 0.0
 
 
 def relative_error_of(update: ClientUpdate) -> float | None:

@@ -46,6 +46,8 @@ class Trip:
         Most bytes of the reply; None: plain arrays were asked for.
     nbytes : int
         Of the message (B).
+    base : Arrays or None
+        The model that this node alone was sent; None: the version's.
     is_late : bool
         Whether a synchronization went on without it.
     """
@@ -61,16 +63,27 @@ class Trip:
     number: int = 0
     budget: int | None = None
     nbytes: int = 0
+    base: Arrays | None = None
     is_late: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Asked:
-    """What one message asks of its node; see `Trip`."""
+    """What one message asks of its node, and what it carries; see `Trip`."""
 
     local_steps: int | None = None
     number: int = 0
     budget: int | None = None
+    nbytes: int = 0
+    base: Arrays | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldModel:
+    """The model that a node keeps: that of its message `number`."""
+
+    number: int
+    arrays: Arrays
 
 
 @dataclass(slots=True)
@@ -93,7 +106,9 @@ class NodeState:
     acked_payload: int = 0
     last_payload: int = 0
     last_budget: int | None = None
+    last_downlink_budget: int | None = None
     has_entropy_coder: bool = True
+    held: HeldModel | None = None
 
     def observe(self, trip: Trip, work: WorkReport, now: float) -> None:
         """Learn the node's pace from a finished trip."""
@@ -246,7 +261,7 @@ class ServerState:
         if self.num_flying[trip.base_version] == 0:
             del self.num_flying[trip.base_version]
             del self.base_arrays[trip.base_version]
-        return base
+        return base if trip.base is None else trip.base
 
     @property
     def oldest_base_version(self) -> int:

@@ -4,17 +4,19 @@ from collections.abc import Sequence
 
 from flwr.app import Message, RecordDict
 
+from flower_sap._flower import num_content_bytes
 from flower_sap.clock import Clock
 from flower_sap.payload.dense import Arrays
+from flower_sap.strategies.broadcast import Broadcast
 from flower_sap.strategies.inner import InnerStrategy
 from flower_sap.strategies.mailbox import Mailbox, batches
 from flower_sap.strategies.parts import Parts
 from flower_sap.strategies.replies import without_arrays
 from flower_sap.strategies.sizing import ConfigValue, Sizing, relative_error_of
-from flower_sap.strategies.state import Asked, Held, ServerState, Trip
+from flower_sap.strategies.state import Asked, Held, HeldModel, ServerState, Trip
 from flower_sap.strategies.updates import ClientUpdate, Expected, read_update
 from flower_sap.strategies.versions import Versions
-from flower_sap.wire import BASE_VERSION, DISPATCH_NUMBER, LOCAL_STEPS
+from flower_sap.wire import BASE_VERSION, DISPATCH_NUMBER, LOCAL_STEPS, PAYLOAD_HOLD
 
 
 class Training:
@@ -49,6 +51,7 @@ class Training:
         self._state = state
         self._sync, self._work = parts.sync, parts.work
         self._sizing = Sizing(state, parts, versions.manifest)
+        self._broadcast = Broadcast(state, parts, self._sizing)
         self._versions = versions
         self._inner = inner
         self._mailbox = mailbox
@@ -63,24 +66,43 @@ class Training:
         message_type, content, nbytes = self._versions.train_template()
         state, now = self._state, self._clock.now()
         available = self._sync.work_until(state.view(0, now)) - now
-        asked = [self._ask(node_id, available, nbytes) for node_id in node_ids]
-        messages = [
-            Message(
-                self._inner.fresh_content(content, self._orders(node_id, order)),
-                dst_node_id=node_id,
-                message_type=message_type,
+        asked, messages = [], []
+        for node_id in node_ids:
+            order, own = self._prepare(node_id, available, content, nbytes)
+            asked.append(order)
+            messages.append(
+                Message(own, dst_node_id=node_id, message_type=message_type)
             )
-            for node_id, order in zip(node_ids, asked, strict=True)
-        ]
-        self._mailbox.push(messages, "train", asked, nbytes)
+        self._mailbox.push(messages, "train", asked)
 
-    def _ask(self, node_id: int, available: float, nbytes: int) -> Asked:
-        """Return what the next message asks of a node."""
+    def _prepare(
+        self, node_id: int, available: float, content: RecordDict, nbytes: int
+    ) -> tuple[Asked, RecordDict]:
+        """Return what a node's next message asks, and its content.
+
+        Parameters
+        ----------
+        node_id : int
+            Where it goes.
+        available : float
+            Until the update should be back (s).
+        content, nbytes : RecordDict, int
+            Of the version's message with the whole model.
+        """
         node = self._state.nodes[node_id]
         node.num_dispatched += 1
+        number = node.num_dispatched
         steps = self._work.local_steps(self._state.pace(node), available)
+        model = self._broadcast.outgoing(node, number, steps, available)
+        base = None
+        if model.record is not None:
+            base = model.base
+            content = self._inner.with_model(content, model.record)
+            nbytes = num_content_bytes(content)
         budget = self._sizing.budget(node, steps, available, nbytes)
-        return Asked(steps, node.num_dispatched, budget)
+        asked = Asked(steps, number, budget, nbytes, base)
+        orders = self._orders(node_id, asked)
+        return asked, self._inner.fresh_content(content, orders)
 
     def _orders(self, node_id: int, asked: Asked) -> dict[str, ConfigValue]:
         orders: dict[str, ConfigValue] = {
@@ -92,6 +114,8 @@ class Training:
         if asked.budget is not None:
             node = self._state.nodes[node_id]
             orders |= self._sizing.orders(node, asked.budget)
+            if self._broadcast.is_sized:
+                orders[PAYLOAD_HOLD] = True
         return orders
 
     def take(self, trip: Trip, reply: Message, base: Arrays) -> Held | None:
@@ -126,6 +150,8 @@ class Training:
         self._state.observe(trip, update.work, self._clock.now())
         self._state.nodes[trip.node_id].failures_in_row = 0
         self._sizing.observe(trip, update, reply, self._clock.now())
+        if update.work.holds == trip.number and self._broadcast.is_sized:
+            self._state.nodes[trip.node_id].held = HeldModel(trip.number, base)
         kept = self._sizing.last_kept(trip, update)
         if kept is not None and kept[0] < kept[1]:
             self._mailbox.residual_lost(trip, found=kept[0], expected=kept[1])

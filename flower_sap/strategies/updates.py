@@ -23,6 +23,7 @@ from flower_sap.wire import (
     NUM_SAMPLES,
     NUM_STEPS,
     PAYLOAD_ENTROPY,
+    PAYLOAD_HOLDS,
     PAYLOAD_RESIDUAL,
     REPORT_KEY,
     UPLINK,
@@ -45,6 +46,8 @@ class WorkReport:
         Rate that the node measured (B/s).
     residual : int or None
         The dispatch that the residual in its payload is from; 0: there was none.
+    holds : int or None
+        The dispatch whose model the node keeps.
     has_entropy_coder : bool
         Whether it can make payloads of any size.
     """
@@ -54,6 +57,7 @@ class WorkReport:
     num_steps: int | None = None
     uplink: float | None = None
     residual: int | None = None
+    holds: int | None = None
     has_entropy_coder: bool = True
 
 
@@ -199,12 +203,13 @@ def _work(content: RecordDict, metrics: MetricRecord, base_version: int) -> Work
         num_samples=_count(report.get(NUM_SAMPLES, metrics.get(NUM_SAMPLES))),
         num_steps=_count(report.get(NUM_STEPS, metrics.get(NUM_STEPS))),
         uplink=_positive(report.get(UPLINK)),
-        residual=_residual(report.get(PAYLOAD_RESIDUAL)),
+        residual=_number(report.get(PAYLOAD_RESIDUAL)),
+        holds=_number(report.get(PAYLOAD_HOLDS)),
         has_entropy_coder=report.get(PAYLOAD_ENTROPY) != 0,
     )
 
 
-def _residual(value: object) -> int | None:
+def _number(value: object) -> int | None:
     return value if type(value) is int and 0 <= value < 2**63 else None
 
 
