@@ -31,7 +31,8 @@ export FLWR_DISABLE_UPDATE_CHECK := 1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo format check test build docs bench-engine bench-compare bench-payload
+.PHONY: help demo format check test build docs bench-engine bench-compare bench-payload \
+	fuzz-payload
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | \
@@ -70,6 +71,9 @@ bench-compare: $(VENV)/.dev  ## Compare strategies on both fleets: 5 seeds parki
 
 bench-payload: $(VENV)/.dev  ## Measure error, time and memory of payloads
 	$(BIN)/python benchmarks/payload.py $(ARGS)
+
+fuzz-payload: $(VENV)/.dev  ## Decode 100,000 damaged and hostile payloads
+	$(BIN)/python benchmarks/hostile.py $(ARGS)
 
 # -- the environment --------------------------------------------------------------------
 # A stamp is written after a step has succeeded, so a broken set-up is begun again.

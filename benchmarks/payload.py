@@ -8,7 +8,8 @@ ideal form of our own codec. Prints the tables and what they say of the targets,
 draws ``payload.png``.
 
 Run: ``make bench-payload`` (first trains the deltas and keeps them in ``runs/deltas``).
-``make bench-payload ARGS=--times`` measures encode and decode against memcpy.
+``make bench-payload ARGS=--times`` measures encode and decode against memcpy, and
+``ARGS=--training`` trains with uploads of 1/256 and error feedback, on 3 seeds.
 """
 
 import argparse
@@ -649,6 +650,144 @@ def _resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
+# --- does it train? -------------------------------------------------------------------
+
+_ROUNDS, _CLIENTS, _LOCAL_STEPS, _SHARE = 60, 8, 8, 256
+
+
+def small_cnn() -> nn.Module:
+    """Return a network of 0.36 M parameters for 16 x 16 images."""
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(1024, 320),
+        nn.ReLU(),
+        nn.Linear(320, 10),
+    )
+
+
+def topk_payload(x: Floats, nbytes: int) -> Floats:
+    """Return the largest values in 16 bits that fit, with ideally coded positions."""
+    k = largest_count(x.size, 8 * nbytes, 16)
+    kept = np.argpartition(np.abs(x), -k)[-k:]
+    decoded = np.zeros_like(x)
+    decoded[kept] = x[kept].astype(np.float16)
+    return decoded
+
+
+def training(seeds: int) -> int:
+    """Print the accuracy of FedAvg with full and with coded uploads."""
+    print(
+        f"digits with noise, {_CLIENTS} Dirichlet(0.3) clients, {_LOCAL_STEPS} local "
+        f"steps, {_ROUNDS} rounds, uploads of 1/{_SHARE}; accuracy, mean of the last 5"
+    )
+    found: dict[str, list[float]] = {}
+    for seed in range(seeds):
+        for name in ("full", "LRDZQ + feedback", "top-k + feedback"):
+            accuracy = train_federated(name, seed)
+            found.setdefault(name, []).append(accuracy)
+            print(f"  seed {seed}  {name:<18} {accuracy:.3f}", flush=True)
+    mean = {name: float(np.mean(values)) for name, values in found.items()}
+    print(
+        "  means  " + ", ".join(f"{name} {value:.3f}" for name, value in mean.items())
+    )
+    goals = (
+        ("full reaches 0.9", mean["full"] >= 0.9),
+        ("within 2 points", mean["LRDZQ + feedback"] >= mean["full"] - 0.02),
+        (
+            "6 above top-k",
+            mean["LRDZQ + feedback"] >= mean["top-k + feedback"] + 0.06,
+        ),
+    )
+    for what, is_met in goals:
+        print(f"  {'met   ' if is_met else 'MISSED'} {what}")
+    return sum(not is_met for _, is_met in goals)
+
+
+def noisy_digits(seed: int) -> tuple[Tensor, Tensor]:
+    """Return digits under noise, in an order of the seed."""
+    x, y = digits()
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(x), generator=generator)
+    return (x + 0.5 * torch.randn(x.shape, generator=generator))[order], y[order]
+
+
+def dirichlet(y: Tensor, alpha: float, seed: int) -> list[Tensor]:
+    """Deal examples so that each client has its own mixture of classes."""
+    rng = np.random.default_rng(seed)
+    parts: list[list[int]] = [[] for _ in range(_CLIENTS)]
+    for label in range(10):
+        rows = rng.permutation(np.flatnonzero(y.numpy() == label))
+        shares = np.cumsum(rng.dirichlet([alpha] * _CLIENTS))[:-1]
+        for part, mine in zip(
+            parts, np.split(rows, (shares * len(rows)).astype(int)), strict=True
+        ):
+            part += mine.tolist()
+    return [torch.tensor(part) for part in parts]
+
+
+def train_federated(name: str, seed: int) -> float:
+    """Train one arm; return its accuracy."""
+    x, y = noisy_digits(seed)
+    held_out, x, y = (x[:400], y[:400]), x[400:], y[400:]
+    parts = [part for part in dirichlet(y, 0.3, seed) if len(part) >= 8]
+    torch.manual_seed(seed)
+    model = small_cnn()
+    names = [key for key, _ in model.named_parameters()]
+    weights = [v.detach().numpy().copy() for v in model.parameters()]
+    layout = layout_of(dict(zip(names, weights, strict=True)))
+    residuals = [np.zeros(layout.num_stream, np.float32) for _ in parts]
+    nbytes, accuracies = layout.manifest.nbytes // _SHARE, []
+    for round_ in range(_ROUNDS):
+        mean = np.zeros(layout.num_stream, np.float32)
+        for client, part in enumerate(parts):
+            load_weights(model, weights)
+            train(
+                model, x[part], y[part], steps=_LOCAL_STEPS, make=sgd(0.02),
+                seed=1000 * seed + 10 * round_ + client,
+            )  # fmt: skip
+            trained = [v.detach().numpy() for v in model.parameters()]
+            share = len(part) / len(y)
+            if name.startswith("LRDZQ"):
+                payload = encode(
+                    trained, weights, layout, budget=nbytes,
+                    header=Header(b"", round_, 1), seed=(seed, client, round_),
+                    residual=residuals[client],
+                )  # fmt: skip
+                residuals[client] = payload.error
+                mean += share * check(payload.data, layout).vector()
+                continue
+            delta_ = np.concatenate(
+                [(t - w).reshape(-1) for t, w in zip(trained, weights, strict=True)]
+            )
+            if name.startswith("top-k"):
+                delta_ += residuals[client]
+                sent = topk_payload(delta_, nbytes)
+                residuals[client], delta_ = delta_ - sent, sent
+            mean += share * delta_
+        start = 0
+        for w in weights:
+            w += mean[start : start + w.size].reshape(w.shape)
+            start += w.size
+        load_weights(model, weights)
+        with torch.no_grad():
+            right = model(held_out[0]).argmax(1) == held_out[1]
+        accuracies.append(float(right.float().mean()))
+    return float(np.mean(accuracies[-5:]))
+
+
+def load_weights(model: nn.Module, weights: Sequence[NDArray[Any]]) -> None:
+    """Copy weights into a model."""
+    with torch.no_grad():
+        for parameter, values in zip(model.parameters(), weights, strict=True):
+            parameter.copy_(torch.from_numpy(values))
+
+
 def main() -> int:
     """Run what was asked for; return the number of missed targets."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -656,10 +795,14 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/payload.png"))
     parser.add_argument("--only", nargs="+", choices=NAMES, default=list(NAMES))
     parser.add_argument("--times", action="store_true")
+    parser.add_argument("--training", action="store_true")
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print(f"payload format {wire_format.VERSION}; torch {torch.__version__}")
+    if arguments.training:
+        return training(arguments.seeds)
     if arguments.times:
         return times(arguments.deltas, arguments.repeats)
     return rate_distortion(arguments.deltas, arguments.only, arguments.out)
