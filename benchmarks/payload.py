@@ -684,14 +684,17 @@ def training(seeds: int) -> int:
     """Print the accuracy of FedAvg with full and with coded uploads."""
     print(
         f"digits with noise, {_CLIENTS} Dirichlet(0.3) clients, {_LOCAL_STEPS} local "
-        f"steps, {_ROUNDS} rounds, uploads of 1/{_SHARE}; accuracy, mean of the last 5"
+        f"steps, {_ROUNDS} rounds, uploads of 1/{_SHARE}; accuracy, mean of "
+        "the last 5 rounds [and after each 10]"
     )
     found: dict[str, list[float]] = {}
     for seed in range(seeds):
         for name in ("full", "LRDZQ + feedback", "top-k + feedback"):
-            accuracy = train_federated(name, seed)
+            curve = train_federated(name, seed)
+            accuracy = float(np.mean(curve[-5:]))
             found.setdefault(name, []).append(accuracy)
-            print(f"  seed {seed}  {name:<18} {accuracy:.3f}", flush=True)
+            every = ", ".join(f"{a:.2f}" for a in curve[9::10])
+            print(f"  seed {seed}  {name:<18} {accuracy:.3f}   [{every}]", flush=True)
     mean = {name: float(np.mean(values)) for name, values in found.items()}
     print(
         "  means  " + ", ".join(f"{name} {value:.3f}" for name, value in mean.items())
@@ -731,8 +734,8 @@ def dirichlet(y: Tensor, alpha: float, seed: int) -> list[Tensor]:
     return [torch.tensor(part) for part in parts]
 
 
-def train_federated(name: str, seed: int) -> float:
-    """Train one arm; return its accuracy."""
+def train_federated(name: str, seed: int) -> list[float]:
+    """Train one arm; return its accuracy after each round."""
     x, y = noisy_digits(seed)
     held_out, x, y = (x[:400], y[:400]), x[400:], y[400:]
     parts = [part for part in dirichlet(y, 0.3, seed) if len(part) >= 8]
@@ -778,7 +781,7 @@ def train_federated(name: str, seed: int) -> float:
         with torch.no_grad():
             right = model(held_out[0]).argmax(1) == held_out[1]
         accuracies.append(float(right.float().mean()))
-    return float(np.mean(accuracies[-5:]))
+    return accuracies
 
 
 def load_weights(model: nn.Module, weights: Sequence[NDArray[Any]]) -> None:

@@ -390,3 +390,14 @@ def test_payloads_of_format_1_stay_readable(name):
         np.testing.assert_allclose(
             new, truth, atol=0 if truth.dtype.kind != "f" else atol
         )
+
+
+def test_a_scale_that_is_not_finite_is_refused():
+    data = encoded(GOOD, 30_000, has_entropy_coder=False).data
+    header, sections = wire_format.unpack(data)
+    assert sections[0].codec == wire_format.BLOCK8
+    body = b"\x80\x7f" + sections[0].body[2:]  # infinity in bfloat16
+    spoilt = wire_format.Section(1, wire_format.BLOCK8, 0, body)
+
+    with pytest.raises(PayloadError, match="scale of a block is not finite"):
+        decoder.check(wire_format.pack(header, [spoilt, *sections[1:]]), GOOD)

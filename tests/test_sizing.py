@@ -376,3 +376,13 @@ def test_workers_change_nothing_where_both_directions_are_sized(tmp_path, worker
 def test_a_downlink_rule_needs_sized_replies():
     with pytest.raises(ValueError, match="downlink needs payload"):
         SemiAsync(downlink=Fixed(8192))
+
+
+def test_what_goes_out_is_within_its_budget(tmp_path):
+    told = run(
+        grid_of(pulled(SapMod(tmp_path)), 2), Buffered(1), rounds=8, initial=zeros(),
+        payload=Fixed(8192), downlink=Fixed(8192),
+    )  # fmt: skip
+
+    sizes = [event.nbytes for event in told.of(ev.Dispatched)][2:]
+    assert all(6000 < nbytes <= 8192 for nbytes in sizes)

@@ -78,7 +78,7 @@ def decode_block8(data: bytes, count: int) -> Floats:
     Raises
     ------
     PayloadError
-        If the bytes are more or fewer.
+        If the bytes are more or fewer, or a scale is not finite.
     """
     if len(data) != block8_nbytes(count):
         raise PayloadError(
@@ -87,6 +87,8 @@ def decode_block8(data: bytes, count: int) -> Floats:
         )
     num_blocks = _num_blocks(count)
     scales = decode_half(data[: 2 * num_blocks], num_blocks, BFLOAT16)
+    if not np.isfinite(scales).all():
+        raise PayloadError("the scale of a block is not finite")
     levels = np.frombuffer(data, np.int8, offset=2 * num_blocks)
     x = levels.astype(np.float32)
     whole = count // BLOCK * BLOCK

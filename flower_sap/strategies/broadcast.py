@@ -27,6 +27,7 @@ from flower_sap.strategies.parts import Parts
 from flower_sap.strategies.sizing import Sizing
 from flower_sap.strategies.state import NodeState, ServerState
 
+_ORDERS_NBYTES = 640  # of what a message's config says of the reply
 _REFRESH = 1000  # messages after which a node's arithmetic is no longer trusted
 
 
@@ -70,7 +71,13 @@ class Broadcast:
         return self._parts.downlink is not None and self._parts.payload is not None
 
     def outgoing(
-        self, node: NodeState, number: int, steps: int | None, available: float
+        self,
+        node: NodeState,
+        number: int,
+        *,
+        steps: int | None,
+        available: float,
+        whole_nbytes: int,
     ) -> Outgoing:
         """Return the model for a node's next message.
 
@@ -84,22 +91,25 @@ class Broadcast:
             Local steps that it is asked for.
         available : float
             Until its update should be back (s).
+        whole_nbytes : int
+            Of the message's content with the whole model.
         """
         held, node.held = node.held, None
         whole = Outgoing(self._state.arrays, None)
         if held is None or not self.is_sized or number % _REFRESH == 0:
             return whole
         budget = self._sizing.downlink_budget(node, steps, available)
-        if budget is None or budget >= self._sizing.layout.manifest.nbytes:
-            return whole
         layout = self._sizing.layout
+        if budget is None or budget >= layout.manifest.nbytes:
+            return whole
+        beside = whole_nbytes - layout.manifest.nbytes + _ORDERS_NBYTES
         header = Header(layout.digest, held.number, number, flags=DOWNLINK)
         with one_thread():
             payload = encode(
                 self._state.arrays,
                 held.arrays,
                 layout,
-                budget=max(budget, wire_format.HEADER_NBYTES),
+                budget=max(budget - beside, wire_format.HEADER_NBYTES),
                 header=header,
                 seed=(self._parts.seed, node.node_id, number, DOWNLINK),
             )

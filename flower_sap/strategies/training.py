@@ -1,6 +1,7 @@
 """Train messages: what they ask of a node, and the updates that come back."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from flwr.app import Message, RecordDict
 
@@ -93,7 +94,9 @@ class Training:
         node.num_dispatched += 1
         number = node.num_dispatched
         steps = self._work.local_steps(self._state.pace(node), available)
-        model = self._broadcast.outgoing(node, number, steps, available)
+        model = self._broadcast.outgoing(
+            node, number, steps=steps, available=available, whole_nbytes=nbytes
+        )
         base = None
         if model.record is not None:
             base = model.base
@@ -101,8 +104,10 @@ class Training:
             nbytes = num_content_bytes(content)
         budget = self._sizing.budget(node, steps, available, nbytes)
         asked = Asked(steps, number, budget, nbytes, base)
-        orders = self._orders(node_id, asked)
-        return asked, self._inner.fresh_content(content, orders)
+        own = self._inner.fresh_content(content, self._orders(node_id, asked))
+        if base is not None:
+            asked = replace(asked, nbytes=num_content_bytes(own))
+        return asked, own
 
     def _orders(self, node_id: int, asked: Asked) -> dict[str, ConfigValue]:
         orders: dict[str, ConfigValue] = {
