@@ -11,7 +11,13 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAdam, FedMedian, Krum
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAdam,
+    FedMedian,
+    Krum,
+)
 
 from flower_sap import Buffered, FullySync, RunOptions
 from flower_sap import events as ev
@@ -21,7 +27,7 @@ from flower_sap.emulation import EmulatedGrid, LocalGrid
 from flower_sap.errors import AllClientsFailedError
 from flower_sap.payload.budget import Fixed, Fraction
 from flower_sap.payload.layout import Treatment
-from flower_sap.strategies import SemiAsync, fedasync
+from flower_sap.strategies import Constant, Fidelity, SemiAsync, fedasync
 from tests.fakes import Node, fedavg, fleet, run, scripted
 
 SHAPES = {"a": (120, 200), "b": (200,), "head": (10, 20)}
@@ -386,3 +392,39 @@ def test_what_goes_out_is_within_its_budget(tmp_path):
 
     sizes = [event.nbytes for event in told.of(ev.Dispatched)][2:]
     assert all(6000 < nbytes <= 8192 for nbytes in sizes)
+
+
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        DifferentialPrivacyServerSideFixedClipping,
+        DifferentialPrivacyServerSideAdaptiveClipping,
+    ],
+)
+def test_privacy_wrappers_clip_and_noise_what_payloads_decode_to(tmp_path, wrapper):
+    settings = (
+        {"clipping_norm": 5.0}
+        if wrapper is DifferentialPrivacyServerSideFixedClipping
+        else {"initial_clipping_norm": 5.0}
+    )
+    inner = wrapper(fedavg(), 1e-4, num_sampled_clients=3, **settings)
+
+    told = run(
+        grid_of(pulled(SapMod(tmp_path)), 3), FullySync(), rounds=3, initial=zeros(),
+        inner=inner, payload=Fixed(20_000),
+    )  # fmt: skip
+
+    assert not told.of(ev.Rejected, ev.Failed)
+    moved = np.concatenate([a.numpy().ravel() for a in told.result.arrays.values()])
+    assert 0 < np.linalg.norm(moved) < 3 * 5.1
+
+
+def test_what_a_payload_could_not_say_can_lower_its_weight(tmp_path):
+    told = run(
+        grid_of(pulled(SapMod(tmp_path)), 1), Buffered(1), rounds=2, initial=zeros(),
+        payload=Fixed(4096), contribution=Fidelity(), staleness=Constant(),
+    )  # fmt: skip
+
+    errors = [event.relative_error for event in told.of(ev.Arrived)]
+    weights = [event.weight for event in told.of(ev.Merged)]
+    assert weights == [pytest.approx(max(0.1, 1 - error**2)) for error in errors[:2]]

@@ -12,6 +12,7 @@ from flower_sap.strategies.staleness import (
     Contribution,
     Equal,
     Exponential,
+    Fidelity,
     Hinge,
     Participation,
     Polynomial,
@@ -31,6 +32,7 @@ contribution_weights = st.one_of(
     st.just(Equal()),
     st.builds(Progress, not_negative, st.floats(1, 1e300)),
     st.builds(Participation, not_negative, st.floats(1, 1e300)),
+    st.builds(Fidelity, not_negative, st.floats(1e-9, 1)),
 )
 contributions = st.builds(
     Contribution,
@@ -161,6 +163,8 @@ WRONG = [
     (lambda: Progress(-1), "power must be >= 0 and finite, got -1"),
     (lambda: Progress(1, 0.5), "limit must be >= 1 and finite, got 0.5"),
     (lambda: Participation(math.nan), "power must be >= 0 and finite, got nan"),
+    (lambda: Fidelity(-1), "power must be >= 0 and finite, got -1"),
+    (lambda: Fidelity(1, 0), r"least must be in \(0, 1\], got 0"),
     (lambda: Participation(1, 0), "limit must be >= 1 and finite, got 0"),
     (lambda: Participation(1, math.inf), "limit must be >= 1 and finite, got inf"),
     (lambda: Participation(1, math.nan), "limit must be >= 1 and finite, got nan"),
@@ -171,3 +175,11 @@ WRONG = [
 def test_a_weight_that_makes_no_sense_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_payload_counts_by_the_share_of_its_energy_that_arrived():
+    weight = Fidelity(1, least=0.25)
+
+    assert weight(contribution()) == 1.0
+    assert weight(contribution(relative_error=0.6)) == pytest.approx(0.64)
+    assert weight(contribution(relative_error=7.0)) == 0.25

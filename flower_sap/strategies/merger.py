@@ -9,6 +9,7 @@ from flower_sap.strategies.parts import Parts, World
 from flower_sap.strategies.staleness import Contribution
 from flower_sap.strategies.state import Buffer, Held, NodeState, ServerState, Taken
 from flower_sap.strategies.sync import RoundView
+from flower_sap.strategies.updates import relative_error_of
 from flower_sap.strategies.versions import Versions
 
 
@@ -107,6 +108,7 @@ class Merger:
                 mean_steps=state.steps_sum / state.num_merged,
                 node_updates=node.num_updates,
                 mean_updates=state.num_merged / max(1, len(state.nodes)),
+                relative_error=relative_error_of(held.update) or 0.0,
             )
         )
 

@@ -172,10 +172,3 @@ def _seconds_computing(node: NodeState, steps: int | None) -> float:
     if steps is not None and node.seconds_per_step is not None:
         return node.seconds_per_step * steps
     return node.computing_seconds or 0.0
-
-
-def relative_error_of(update: ClientUpdate) -> float | None:
-    """Return the error that a payload's encoder measured; None for plain arrays."""
-    if isinstance(update.arrays, CodedUpdate):
-        return update.arrays.header.relative_error
-    return None

@@ -145,6 +145,8 @@ class Contribution:
         Updates taken from this node so far, this one included.
     mean_updates : float
         The same, averaged over the nodes of the run.
+    relative_error : float
+        Of its payload, as the encoder measured it, >= 0; 0 for plain arrays.
     """
 
     staleness: int
@@ -153,6 +155,7 @@ class Contribution:
     mean_steps: float
     node_updates: int
     mean_updates: float
+    relative_error: float = 0.0
 
 
 ContributionWeight: TypeAlias = Callable[[Contribution], float]
@@ -226,6 +229,37 @@ class Participation:
         """Return the weight of the update."""
         rarity = contribution.mean_updates / max(1, contribution.node_updates)
         return max(1 / self.limit, _bounded_power(rarity, self.power, self.limit))
+
+
+@dataclass(frozen=True, slots=True)
+class Fidelity:
+    r"""Count what a payload says of its update: :math:`c = (1 - \epsilon^2)^p`.
+
+    :math:`\epsilon` is the relative error that the encoder measured, so that
+    :math:`1 - \epsilon^2` is the share of the update's energy that arrived; plain
+    arrays count 1. What did not arrive is said later, by error feedback. Ours.
+
+    Parameters
+    ----------
+    power : float
+        :math:`p \ge 0`; 0 is `Equal`.
+    least : float
+        Smallest weight, in (0, 1]: the error is the client's own claim.
+    """
+
+    power: float = 1.0
+    least: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        check_not_negative("power", self.power)
+        if not 0 < self.least <= 1:
+            raise ValueError(f"least must be in (0, 1], got {self.least}")
+
+    def __call__(self, contribution: Contribution) -> float:
+        """Return the weight of the update."""
+        said = 1 - min(1.0, contribution.relative_error) ** 2
+        return float(max(self.least, said**self.power))
 
 
 def _check_limit(limit: float) -> None:

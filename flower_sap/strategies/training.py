@@ -13,9 +13,14 @@ from flower_sap.strategies.inner import InnerStrategy
 from flower_sap.strategies.mailbox import Mailbox, batches
 from flower_sap.strategies.parts import Parts
 from flower_sap.strategies.replies import without_arrays
-from flower_sap.strategies.sizing import ConfigValue, Sizing, relative_error_of
+from flower_sap.strategies.sizing import ConfigValue, Sizing
 from flower_sap.strategies.state import Asked, Held, HeldModel, ServerState, Trip
-from flower_sap.strategies.updates import ClientUpdate, Expected, read_update
+from flower_sap.strategies.updates import (
+    ClientUpdate,
+    Expected,
+    read_update,
+    relative_error_of,
+)
 from flower_sap.strategies.versions import Versions
 from flower_sap.wire import BASE_VERSION, DISPATCH_NUMBER, LOCAL_STEPS, PAYLOAD_HOLD
 

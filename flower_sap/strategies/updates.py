@@ -223,3 +223,10 @@ def _positive(value: object) -> float | None:
 def _count(value: object) -> int | None:
     number = _positive(value)
     return int(number) if number is not None and 1 <= number <= 1e12 else None
+
+
+def relative_error_of(update: ClientUpdate) -> float | None:
+    """Return the error that a payload's encoder measured; None for plain arrays."""
+    if isinstance(update.arrays, CodedUpdate):
+        return update.arrays.header.relative_error
+    return None
