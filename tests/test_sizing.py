@@ -1,5 +1,7 @@
 """Sized replies, end to end: a rule, `sap_mod`, and the engine between them."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 from flwr.app import (
@@ -19,16 +21,23 @@ from flwr.serverapp.strategy import (
     Krum,
 )
 
-from flower_sap import Buffered, FullySync, RunOptions
+from flower_sap import Buffered, Deadline, FirstOf, FullySync, RunOptions
 from flower_sap import events as ev
 from flower_sap._flower import num_message_bytes
 from flower_sap.clients.mod import SapMod
-from flower_sap.emulation import EmulatedGrid, LocalGrid
+from flower_sap.emulation import (
+    Device,
+    EmulatedGrid,
+    Fleet,
+    Link,
+    LocalGrid,
+    NodeProfile,
+)
 from flower_sap.errors import AllClientsFailedError
-from flower_sap.payload.budget import Fixed, Fraction
+from flower_sap.payload.budget import BandwidthAdaptive, Fixed, Fraction
 from flower_sap.payload.layout import Treatment
 from flower_sap.strategies import Constant, Fidelity, SemiAsync, fedasync
-from tests.fakes import Node, fedavg, fleet, run, scripted
+from tests.fakes import Node, fedavg, fleet, partition, run, scripted
 
 SHAPES = {"a": (120, 200), "b": (200,), "head": (10, 20)}
 TARGET = {
@@ -428,3 +437,47 @@ def test_what_a_payload_could_not_say_can_lower_its_weight(tmp_path):
     errors = [event.relative_error for event in told.of(ev.Arrived)]
     weights = [event.weight for event in told.of(ev.Merged)]
     assert weights == [pytest.approx(max(0.1, 1 - error**2)) for error in errors[:2]]
+
+
+# --- bandwidth ----------------------------------------------------------------------
+
+
+class Falling(Link):
+    """A link whose rates fall to a tenth after so many uploads."""
+
+    uploads: ClassVar[dict[int, int]] = {}
+
+    def _share(self) -> float:
+        return 0.1 if self.uploads.get(id(self), 0) > 5 else 1.0
+
+    def down_seconds(self, nbytes):
+        return nbytes / (self.downlink * self._share())
+
+    def up_seconds(self, nbytes):
+        self.uploads[id(self)] = self.uploads.get(id(self), 0) + 1
+        return nbytes / (self.uplink * self._share())
+
+
+def test_a_budget_follows_a_link_that_falls_to_a_tenth_within_three_messages(tmp_path):
+    steady, falling = Link(4000.0, 4000.0), Falling(4000.0, 4000.0)
+    nodes = tuple(NodeProfile(Device("d", 8.0), link) for link in (steady, falling))
+    grid = EmulatedGrid(LocalGrid(pulled(SapMod(tmp_path)), 2), Fleet(nodes))
+    rule = BandwidthAdaptive(most=1.0, least=1 / 64, first=1 / 16)
+
+    told = run(
+        grid, FirstOf(FullySync(), Deadline(20.0)), rounds=30, initial=zeros(),
+        payload=rule, downlink=Fixed(4096),
+    )  # fmt: skip
+
+    sent = {e.message_id: e for e in told.of(ev.Dispatched)}
+    trips = [
+        (sent[e.message_id].budget, e.time - sent[e.message_id].time)
+        for e in told.of(ev.Arrived)
+        if partition(e.node_id) == 1
+    ]
+    before, after = trips[2:5], trips[8:]
+    assert len(after) >= 4
+    assert all(seconds <= 20.0 for _, seconds in before + after)
+    assert min(b for b, _ in before) > 8 * max(b for b, _ in after)
+    # What is granted is used: neither side leaves the deadline far away.
+    assert all(seconds > 10.0 for _, seconds in before)

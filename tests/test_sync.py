@@ -412,3 +412,14 @@ def test_one_merge_an_interval_needs_neither_buffer_nor_time():
     policy = Interval(merges=1, buffer=None)
 
     assert policy.merge_at(at(num_in_flight=0)) == AT_ONCE
+
+
+def test_work_ends_at_the_deadline_of_a_round_that_starts_together():
+    view = RoundView(
+        now=5.0, opened_at=4.0, synced_at=4.0, version=0, oldest_base_version=0,
+        merges_since_sync=0, num_buffered=0, num_in_flight=0,
+    )  # fmt: skip
+
+    assert FirstOf(FullySync(), Deadline(20.0)).work_until(view) == 24.0
+    assert FirstOf(Buffered(3), Deadline(20.0)).work_until(view) == math.inf
+    assert FirstOf(FullySync(), Deadline(0.5)).work_until(view) == math.inf

@@ -1,6 +1,6 @@
 """Several sync policies at once: the first of them decides, or all of them."""
 
-from flower_sap.strategies.sync import RoundView, SyncPolicy
+from flower_sap.strategies.sync import Deadline, RoundView, SyncPolicy
 
 
 class _Composition(SyncPolicy):
@@ -78,6 +78,19 @@ class FirstOf(_Composition):
     def merge_at(self, view: RoundView) -> float:
         """Return the earliest time."""
         return min(policy.merge_at(view) for policy in self.policies)
+
+    def work_until(self, view: RoundView) -> float:
+        """Return the earliest end of work; where all start together, a deadline is one.
+
+        Elsewhere a deadline only bounds the wait for others, and an update that comes
+        after it is part of the next round.
+        """
+        until = super().work_until(view)
+        if not self.starts_together():
+            return until
+        deadlines = [p for p in self.policies if isinstance(p, Deadline)]
+        ends = [deadline.merge_at(view) for deadline in deadlines]
+        return min([until, *(end for end in ends if end > view.now)])
 
 
 class AllOf(_Composition):
