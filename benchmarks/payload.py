@@ -719,7 +719,7 @@ def noisy_digits(seed: int) -> tuple[Tensor, Tensor]:
     x, y = digits()
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(x), generator=generator)
-    return (x + 0.5 * torch.randn(x.shape, generator=generator))[order], y[order]
+    return (x + 0.35 * torch.randn(x.shape, generator=generator))[order], y[order]
 
 
 def dirichlet(y: Tensor, alpha: float, seed: int) -> list[Tensor]:

@@ -18,8 +18,9 @@ from flwr.serverapp.strategy import (
     Krum,
 )
 
+from flower_sap import SapMod, sap_mod
 from flower_sap import events as ev
-from flower_sap import sap_mod
+from flower_sap.payload.budget import Fixed
 from flower_sap.payload.dense import Manifest, decode
 from flower_sap.strategies import (
     AllOf,
@@ -345,3 +346,29 @@ def test_an_evaluation_does_not_change_the_model():
     plain = run(fleet_of(0), Buffered(2))
 
     assert arrays_of(told.result.arrays) == arrays_of(plain.result.arrays)
+
+
+# --- 6: sized messages ---------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_sized_messages_keep_their_budgets_and_end_once(policy, tmp_path):
+    size, budget = 3000, 4096
+
+    def log(folder, **local):
+        nodes = fleet_of(3, is_faulty=True)
+        grid = emulated(nodes, mods=[SapMod(tmp_path / folder)], **local)
+        return run(
+            grid, policy, rounds=8, initial=model(size), payload=Fixed(budget),
+            downlink=Fixed(budget),
+        )  # fmt: skip
+
+    told, again = log("a"), log("b", workers=2)
+
+    assert told.events == again.events
+    assert arrays_of(told.result.arrays) == arrays_of(again.result.arrays)
+    assert all(len(names) == 1 for names in ends(told.events).values())
+    arrived = told.of(ev.Arrived)
+    assert arrived
+    assert all(event.nbytes <= budget for event in arrived)
