@@ -34,6 +34,7 @@ from flower_sap.emulation import (
     NodeProfile,
 )
 from flower_sap.errors import AllClientsFailedError
+from flower_sap.payload import entropy
 from flower_sap.payload.budget import BandwidthAdaptive, Fixed, Fraction
 from flower_sap.payload.layout import Treatment
 from flower_sap.strategies import Constant, Fidelity, SemiAsync, fedasync
@@ -481,3 +482,24 @@ def test_a_budget_follows_a_link_that_falls_to_a_tenth_within_three_messages(tmp
     assert min(b for b, _ in before) > 8 * max(b for b, _ in after)
     # What is granted is used: neither side leaves the deadline far away.
     assert all(seconds > 10.0 for _, seconds in before)
+
+
+def test_a_client_without_the_entropy_coder_is_granted_what_blocks_take(tmp_path):
+    mod = SapMod(tmp_path)
+
+    def without(message, context, call_next):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(entropy, "pcodec", None)
+            return mod(message, context, call_next)
+
+    told = run(
+        grid_of(pulled(without), 1), Buffered(1), rounds=4, initial=zeros(),
+        payload=Fixed(4096),
+    )  # fmt: skip
+
+    errors = [event.relative_error for event in told.of(ev.Arrived)]
+    assert errors[0] == 1.0  # nobody knew yet, and no levels could be sent
+    assert all(error < 0.05 for error in errors[1:])
+    budgets = [event.budget for event in told.of(ev.Dispatched)]
+    assert budgets[0] == 4096
+    assert all(24_200 < budget < 32_000 for budget in budgets[1:])
