@@ -654,7 +654,7 @@ def _resident() -> int:
 
 # Given long enough, every codec with feedback gets there: the end is where the full
 # upload has just levelled off.
-_ROUNDS, _CLIENTS, _LOCAL_STEPS, _SHARE = 30, 8, 8, 256
+_ROUNDS, _CLIENTS, _LOCAL_STEPS, _SHARE = 40, 8, 8, 256
 
 
 def small_cnn() -> nn.Module:
@@ -719,7 +719,7 @@ def noisy_digits(seed: int) -> tuple[Tensor, Tensor]:
     x, y = digits()
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(x), generator=generator)
-    return (x + 0.35 * torch.randn(x.shape, generator=generator))[order], y[order]
+    return (x + 0.5 * torch.randn(x.shape, generator=generator))[order], y[order]
 
 
 def dirichlet(y: Tensor, alpha: float, seed: int) -> list[Tensor]:

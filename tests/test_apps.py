@@ -39,3 +39,20 @@ def test_every_server_app_trains_the_vehicles(name):
 
     assert grid.clock.now() > 0
     assert grid.bytes_up > 0
+
+
+def test_the_run_config_can_size_uploads(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLOWER_SAP_HOME", str(tmp_path))
+    sizes = {}
+    for payload in ("", "1/3"):
+        config = run_config(**{"num-server-rounds": 1, "payload": payload})
+        vehicle = importlib.import_module("clients.vehicle").app
+        grid = EmulatedGrid(
+            LocalGrid(vehicle, 4, run_config=config, seed=0), Fleet.mild(4, seed=0)
+        )
+        context = Context(0, 1, {}, RecordDict(), config)
+        importlib.import_module("strategies.heter_train").app(grid, context)
+        sizes[payload] = grid.bytes_up
+
+    assert sizes["1/3"] < 0.5 * sizes[""]
+    assert list(tmp_path.rglob("*.safetensors"))

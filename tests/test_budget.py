@@ -13,6 +13,7 @@ from flower_sap.payload.budget import (
     Fraction,
     LinkEstimate,
     LinkView,
+    budget_rule,
 )
 
 MODEL = 8_000_000
@@ -150,3 +151,13 @@ def test_what_a_node_measured_itself_is_taken():
     link.report(5000.0)
 
     assert link.uplink == pytest.approx(5000.0)
+
+
+def test_a_rule_is_read_from_a_word():
+    assert budget_rule("adaptive") == BandwidthAdaptive()
+    assert budget_rule("1/32") == Fraction(1 / 32)
+    assert budget_rule("0.5") == Fraction(0.5)
+    assert budget_rule("5000B") == Fixed(5000)
+    for word in ("most", "1/0", "B", "", "12.5B"):
+        with pytest.raises(ValueError, match="choose adaptive, a share such as 1/32"):
+            budget_rule(word)

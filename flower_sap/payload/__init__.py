@@ -6,10 +6,11 @@ from flower_sap.payload.budget import (
     Fixed,
     Fraction,
     LinkView,
+    budget_rule,
 )
 from flower_sap.payload.decoder import CodedUpdate, check
 from flower_sap.payload.dense import ArraySpec, Manifest
-from flower_sap.payload.encoder import Encoded, encode
+from flower_sap.payload.encoder import Encoded, Estimate, encode, estimate
 from flower_sap.payload.layout import Kind, Layout, Treatment
 from flower_sap.payload.wire_format import Header
 
@@ -19,6 +20,7 @@ __all__ = [
     "BudgetRule",
     "CodedUpdate",
     "Encoded",
+    "Estimate",
     "Fixed",
     "Fraction",
     "Header",
@@ -27,6 +29,8 @@ __all__ = [
     "LinkView",
     "Manifest",
     "Treatment",
+    "budget_rule",
     "check",
     "encode",
+    "estimate",
 ]

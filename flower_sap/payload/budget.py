@@ -11,6 +11,7 @@ bandwidth; BCRS (arXiv:2408.14736) for one deadline instead of one ratio. The fl
 hysteresis and the deadline of policies without one are ours.
 """
 
+import fractions
 import math
 from dataclasses import dataclass
 from typing import Protocol
@@ -173,6 +174,39 @@ class BandwidthAdaptive(BudgetRule):
     def _bounded(self, nbytes: float, link: LinkView) -> int:
         least = max(SMALLEST_BUDGET, self.least * link.model_nbytes)
         return math.floor(max(least, min(nbytes, self.most * link.model_nbytes)))
+
+
+def budget_rule(text: str) -> BudgetRule:
+    """Return the rule that a command line or a run config names.
+
+    Parameters
+    ----------
+    text : str
+        ``"adaptive"``, a share of the model such as ``"1/32"`` or ``"0.05"``, or bytes
+        such as ``"100000B"``.
+
+    Raises
+    ------
+    ValueError
+        If it is none of these.
+
+    Examples
+    --------
+    >>> budget_rule("1/32")
+    Fraction(share=0.03125)
+    """
+    if text == "adaptive":
+        return BandwidthAdaptive()
+    try:
+        if text.endswith("B"):
+            return Fixed(int(text[:-1]))
+        share = float(fractions.Fraction(text))
+    except (ValueError, ZeroDivisionError) as error:
+        raise ValueError(
+            f"no payload rule {text!r}: choose adaptive, a share such as 1/32, or "
+            f"bytes such as 100000B ({error})"
+        ) from error
+    return Fraction(share)
 
 
 @dataclass(slots=True)

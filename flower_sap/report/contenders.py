@@ -7,13 +7,12 @@ same client with the same optimizer.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction as FractionOf
 
 from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flower_sap.emulation import Fleet
-from flower_sap.payload import BandwidthAdaptive, BudgetRule, Fraction
+from flower_sap.payload import budget_rule
 from flower_sap.strategies import (
     Constant,
     Deadline,
@@ -162,25 +161,6 @@ def sized(payload: str) -> Contender:
         ),
         is_sized=True,
     )
-
-
-def budget_rule(payload: str) -> BudgetRule:
-    """Return the rule of a name.
-
-    Raises
-    ------
-    ValueError
-        If there is none of this name.
-    """
-    if payload == "adaptive":
-        return BandwidthAdaptive()
-    try:
-        share = float(FractionOf(payload))
-    except (ValueError, ZeroDivisionError) as error:
-        raise ValueError(
-            f"no payload rule {payload!r}: choose adaptive, or a share such as 1/32"
-        ) from error
-    return Fraction(share)
 
 
 def choose(names: Sequence[str], payloads: Sequence[str] = ()) -> tuple[Contender, ...]:
