@@ -74,7 +74,8 @@ def pulled(*mods, share=0.5, spoil=None, sizes=None, states=None):
                 for name, array in message.content["arrays"].items()
             )
         }
-        metrics = MetricRecord({"num-examples": 1, "samples-processed": 8})
+        examples = 5 - context.node_config["partition-id"]
+        metrics = MetricRecord({"num-examples": examples, "samples-processed": 8})
         content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
         return Message(content, reply_to=message)
 
@@ -160,6 +161,24 @@ def test_a_lost_residual_is_noticed(tmp_path):
 
     (lost,) = told.of(ev.ResidualLost)
     assert (lost.expected, lost.found) == (3, 0)
+
+
+def test_an_outdated_file_is_as_good_as_none(tmp_path):
+    older = {}
+
+    def spoil(reply, context, number):
+        (path,) = tmp_path.iterdir()
+        older[number] = path.read_bytes()
+        if number == 3:  # a disk that was put back to an earlier state
+            path.write_bytes(older[2])
+        return reply
+
+    told = run(
+        grid_of(pulled(SapMod(tmp_path), spoil=spoil), 1), Buffered(1), rounds=5,
+        initial=zeros(), payload=Fixed(8192),
+    )  # fmt: skip
+
+    assert [(e.expected, e.found) for e in told.of(ev.ResidualLost)] == [(3, 0)]
 
 
 def test_a_restarted_client_goes_on_with_its_residual(tmp_path):
