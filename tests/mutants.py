@@ -120,7 +120,7 @@ MUTANTS = [
     Mutant("payload/solver.py", "if trial >= enough and best is not None:",
            "if trial >= enough:", "payload_parts"),
     Mutant("payload/encoder.py", "if factor < 1:", "if False:", "feedback"),
-    Mutant("payload/encoder.py", "_MOST_BESIDE * room", "room", "payload_parts"),
+    Mutant("payload/beside.py", "MOST_BESIDE * room", "room", "payload_parts"),
     Mutant("payload/wire_format.py", "if claimed != found:", "if False:", "payload"),
     Mutant("payload/wire_format.py", "section <= sections[-1].section", "False",
            "payload_parts"),

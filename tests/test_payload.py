@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flower_sap.errors import PayloadError
-from flower_sap.payload import decoder, encoder, wire_format
+from flower_sap.payload import beside, decoder, encoder, wire_format
 from flower_sap.payload.dense import ArraySpec, Manifest
 from flower_sap.payload.layout import Layout, Treatment, length
 from flower_sap.payload.wire_format import HEADER_NBYTES, Header
@@ -65,8 +65,8 @@ def trained_from(base, layout, seed=1, scale=0.01):
 def flat(trained, base, layout):
     return np.concatenate(
         [
-            encoder.difference(trained, base, layout, layout.stream),
-            encoder.difference(trained, base, layout, layout.protected),
+            beside.difference(trained, base, layout, layout.stream),
+            beside.difference(trained, base, layout, layout.protected),
         ]
     )
 

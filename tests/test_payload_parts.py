@@ -16,6 +16,7 @@ from flower_sap.payload import (
     decoder,
     encoder,
     entropy,
+    estimate,
     fixed_rate,
     low_rank,
     lrdzq,
@@ -416,7 +417,7 @@ def test_an_estimate_names_the_codec_that_is_then_used(budget, has_coder):
         has_entropy_coder=has_coder,
     )  # fmt: skip
 
-    told = encoder.estimate(layout, budget, has_entropy_coder=has_coder)
+    told = estimate(layout, budget, has_entropy_coder=has_coder)
 
     sections = wire_format.unpack(payload.data)[1]
     used = [each.codec for each in sections if each.section == wire_format.STREAM]

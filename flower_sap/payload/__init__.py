@@ -10,7 +10,8 @@ from flower_sap.payload.budget import (
 )
 from flower_sap.payload.decoder import CodedUpdate, check
 from flower_sap.payload.dense import ArraySpec, Manifest
-from flower_sap.payload.encoder import Encoded, Estimate, encode, estimate
+from flower_sap.payload.encoder import Encoded, encode
+from flower_sap.payload.estimation import Estimate, estimate
 from flower_sap.payload.layout import Kind, Layout, Treatment
 from flower_sap.payload.wire_format import Header
 

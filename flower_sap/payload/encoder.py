@@ -16,39 +16,30 @@ left out. Parameters that were not sent, or not exactly, are in `Encoded.error`.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from flower_sap.errors import PayloadError
 from flower_sap.payload import entropy, fixed_rate, wire_format
+from flower_sap.payload.beside import difference, half_mode, sections_beside
 from flower_sap.payload.deadzone import Floats
-from flower_sap.payload.dense import LARGEST_VALUE, Arrays
+from flower_sap.payload.dense import Arrays
 from flower_sap.payload.feedback import largest_scale
-from flower_sap.payload.layout import Layout, Place, length
+from flower_sap.payload.layout import Layout, length
 from flower_sap.payload.solver import StreamEncoder
 from flower_sap.payload.wire_format import (
     BLOCK8,
-    COUNTERS,
     HALF,
-    LOSSLESS,
     LRDZQ,
     PROTECTED,
     SECTION_NBYTES,
-    STATISTICS,
     STREAM,
     Header,
     Section,
 )
 
 PCODEC_FORMAT = 4  # major version of pcodec's bytes
-_FINE_STATISTICS = 0.1  # of the budget
-_MOST_BESIDE = 0.5
-# Where 16-bit floats resolve an update better than bfloat16 and hold its largest value.
-_SMALLEST_FLOAT16_RMS = 2e-5
-_LARGEST_FLOAT16 = 6e4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,113 +59,6 @@ class Encoded:
     data: bytes
     relative_error: float
     error: Floats
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """What a budget is good for.
-
-    Attributes
-    ----------
-    codec : int or None
-        Of the stream, as in `wire_format`; None: it is not sent.
-    bits_per_value : float
-        Of the stream.
-    relative_error : float
-        Of noise, the worst there is to code; real updates have less.
-    """
-
-    codec: int | None
-    bits_per_value: float
-    relative_error: float
-
-
-def estimate(
-    layout: Layout, budget: int, *, has_entropy_coder: bool | None = None
-) -> Estimate:
-    r"""Return what `encode` would do with a budget, without an update.
-
-    The error of noise is that of its rate-distortion function, :math:`2^{-R}` at
-    :math:`R` bits a value, and no less than what the codec resolves.
-
-    Parameters
-    ----------
-    layout : Layout
-        Of the model.
-    budget : int
-        Bytes of the payload.
-    has_entropy_coder : bool, optional
-        Default: if pcodec is there.
-
-    Examples
-    --------
-    >>> from flower_sap.payload import ArraySpec, Layout, Manifest
-    >>> model = Manifest((ArraySpec("w", (1000, 1000), np.dtype("float32")),))
-    >>> estimate(Layout(model), 125_000).bits_per_value
-    0.999552
-    """
-    if has_entropy_coder is None:
-        has_entropy_coder = entropy.is_available()
-    size = length(layout.stream)
-    beside = sum(
-        SECTION_NBYTES + fixed_rate.half_nbytes(length(places))
-        for places in (layout.protected, layout.statistics)
-        if places
-    )
-    room = budget - wire_format.HEADER_NBYTES - SECTION_NBYTES
-    room -= min(beside, int(_MOST_BESIDE * room))
-    bits = 8 * room / size if size else 0.0
-    if room <= 0 or not size:
-        return Estimate(None, 0.0, 1.0)
-    if bits >= 32:
-        return Estimate(HALF, 32.0, 0.0)
-    if bits >= 16:
-        return Estimate(HALF, 16.0, 2.0**-12)
-    if has_entropy_coder:
-        return Estimate(LRDZQ, bits, 2.0**-bits)
-    if fixed_rate.block8_nbytes(size) <= room:
-        return Estimate(BLOCK8, 8 * fixed_rate.block8_nbytes(size) / size, 0.01)
-    return Estimate(None, 0.0, 1.0)
-
-
-def difference(
-    trained: Arrays, base: Arrays, layout: Layout, places: Sequence[Place]
-) -> Floats:
-    """Return trained minus base over a section, float32, end to end.
-
-    Raises
-    ------
-    PayloadError
-        If a value is not finite, or too large to be squared.
-    """
-    vector = np.empty(length(places), np.float32)
-    for place in places:
-        new, old = trained[place.index], base[place.index]
-        part = vector[place.start : place.stop].reshape(place.shape)
-        if new.dtype == np.float32:
-            np.subtract(new, old, out=part)
-        else:
-            wide = np.result_type(new.dtype, np.float32)
-            # A difference beyond float32 becomes infinite, and is refused below.
-            with np.errstate(over="ignore", invalid="ignore"):
-                part[...] = new.astype(wide) - old.astype(wide)
-    with np.errstate(over="ignore", invalid="ignore"):
-        energy = float(np.dot(vector, vector))
-    if not energy < LARGEST_VALUE:
-        names = layout.manifest.names
-        bad = next(
-            (
-                names[p.index]
-                for p in places
-                if not np.isfinite(vector[p.start : p.stop]).all()
-            ),
-            "all arrays together",
-        )
-        raise PayloadError(
-            f"the update is not finite, or of energy above {LARGEST_VALUE:g} "
-            f"({bad}); lower the learning rate of the client"
-        )
-    return vector
 
 
 def encode(
@@ -231,7 +115,7 @@ def encode(
         protected += residual[stream.size :]
     energy = float(np.dot(stream, stream)) + float(np.dot(protected, protected))
     room = budget - wire_format.HEADER_NBYTES
-    sections = _beside(trained, base, layout, room, protected)
+    sections = sections_beside(trained, base, layout, room, protected)
     if any(section.section == PROTECTED for section in sections):
         sent = next(s for s in sections if s.section == PROTECTED)
         protected -= fixed_rate.decode_half(sent.body, protected.size, sent.mode)
@@ -273,7 +157,7 @@ def _encode_stream(
     """
     if not x.size or not x.any():
         return None
-    for mode in (fixed_rate.FLOAT32, _half_mode(x)):
+    for mode in (fixed_rate.FLOAT32, half_mode(x)):
         if fixed_rate.half_nbytes(x.size, mode) <= room:
             body = fixed_rate.encode_half(x, mode)
             error = x - fixed_rate.decode_half(body, x.size, mode)
@@ -290,64 +174,3 @@ def _encode_stream(
             x - fixed_rate.decode_block8(body, x.size),
         )
     return None
-
-
-def _half_mode(x: Floats) -> int:
-    rms = math.sqrt(float(np.dot(x, x)) / x.size)
-    fits = float(np.abs(x).max()) < _LARGEST_FLOAT16
-    return (
-        fixed_rate.FLOAT16
-        if fits and rms >= _SMALLEST_FLOAT16_RMS
-        else fixed_rate.BFLOAT16
-    )
-
-
-def _beside(
-    trained: Arrays, base: Arrays, layout: Layout, room: int, protected: Floats
-) -> list[Section]:
-    """Return the sections beside the stream, as far as there is room for them."""
-    sections: list[Section] = []
-    if protected.size and protected.any():
-        mode = _half_mode(protected)
-        body = fixed_rate.encode_half(protected, mode)
-        sections.append(Section(PROTECTED, HALF, mode, body))
-    statistics = difference(trained, base, layout, layout.statistics)
-    if statistics.size and statistics.any():
-        sections.append(_statistics(statistics, room))
-    changed = _changed_counters(trained, base, layout)
-    if changed:
-        sections.append(Section(COUNTERS, LOSSLESS, 0, changed))
-    most = room if not length(layout.stream) else int(_MOST_BESIDE * room)
-    for given_up in (STATISTICS, PROTECTED, COUNTERS):
-        if sum(section.nbytes for section in sections) <= most:
-            break
-        sections = [each for each in sections if each.section != given_up]
-    return sections
-
-
-def _statistics(x: Floats, room: int) -> Section:
-    if fixed_rate.half_nbytes(x.size) <= _FINE_STATISTICS * room:
-        return Section(STATISTICS, HALF, fixed_rate.BFLOAT16, fixed_rate.encode_half(x))
-    return Section(STATISTICS, BLOCK8, 0, fixed_rate.encode_block8(x))
-
-
-def _changed_counters(trained: Arrays, base: Arrays, layout: Layout) -> bytes:
-    """Return a bit for each counter, and the values of those that changed."""
-    changed = [
-        not np.array_equal(trained[index], base[index]) for index in layout.counters
-    ]
-    if not any(changed):
-        return b""
-    values = [
-        counter_bytes(trained[index])
-        for index, has_changed in zip(layout.counters, changed, strict=True)
-        if has_changed
-    ]
-    return np.packbits(changed).tobytes() + b"".join(values)
-
-
-def counter_bytes(values: NDArray[Any]) -> bytes:
-    """Return an integer array's bytes; booleans take a bit each."""
-    if values.dtype.kind == "b":
-        return np.packbits(values.reshape(-1)).tobytes()
-    return values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()

@@ -71,16 +71,8 @@ class Sizing:
         rule = self._parts.payload
         if rule is None:
             return None
-        budget = rule.budget(
-            LinkView(
-                model_nbytes=self._manifest.nbytes,
-                rate=node.link.uplink,
-                compute_seconds=_seconds_before_upload(node, steps, nbytes),
-                available=available,
-                usual_seconds=self._usual_seconds(),
-                last_budget=node.last_budget,
-            )
-        )
+        besides = _seconds_before_upload(node, steps, nbytes)
+        budget = rule.budget(self._view(node, besides, available, node.last_budget))
         if budget is not None and not node.has_entropy_coder:
             least = fixed_rate.block8_nbytes(length(self.layout.stream))
             budget = max(budget, least + _MESSAGE_NBYTES)
@@ -94,18 +86,23 @@ class Sizing:
         rule = self._parts.downlink
         if rule is None:
             return None
-        budget = rule.budget(
-            LinkView(
-                model_nbytes=self._manifest.nbytes,
-                rate=node.link.uplink,
-                compute_seconds=_seconds_computing(node, steps),
-                available=available,
-                usual_seconds=self._usual_seconds(),
-                last_budget=node.last_downlink_budget,
-            )
-        )
+        last = node.last_downlink_budget
+        besides = _seconds_computing(node, steps)
+        budget = rule.budget(self._view(node, besides, available, last))
         node.last_downlink_budget = budget
         return budget
+
+    def _view(
+        self, node: NodeState, besides: float, available: float, last: int | None
+    ) -> LinkView:
+        return LinkView(
+            model_nbytes=self._manifest.nbytes,
+            rate=node.link.uplink,
+            compute_seconds=besides,
+            available=available,
+            usual_seconds=self._usual_seconds(),
+            last_budget=last,
+        )
 
     def _usual_seconds(self) -> float | None:
         if not self._parts.sync.starts_together():

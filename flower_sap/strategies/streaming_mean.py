@@ -7,10 +7,10 @@ import torch
 from numpy.typing import NDArray
 
 from flower_sap.payload.decoder import CodedUpdate
-from flower_sap.payload.delta_sum import DeltaSum
 from flower_sap.payload.dense import LARGE, Arrays, Manifest, as_tensor
 from flower_sap.payload.layout import Kind, kind_of
 from flower_sap.strategies.aggregation import largest_of, wide
+from flower_sap.strategies.coded_mean import CodedMean
 
 _PIECE = 1 << 19  # elements
 
@@ -48,7 +48,7 @@ class StreamingMean:
         self._mean: list[NDArray[Any] | None] = [None] * len(current)
         self._delta: list[NDArray[Any] | None] = [None] * len(current)
         self._peak: Arrays | None = None
-        self._coded: _CodedMean | None = None
+        self._coded: CodedMean | None = None
         self._fresh = 0.0
         self._stale = 0.0
         self._folded = 0.0
@@ -96,7 +96,7 @@ class StreamingMean:
     ) -> None:
         """Add a payload without forming the model that it stands for."""
         if self._coded is None or not self._coded.fits(update):
-            self._coded = _CodedMean(update, num_examples)
+            self._coded = CodedMean(update, num_examples)
         beside = update.beside(base)
         self._take_counters(beside)
         self._coded.add(update, num_examples, gain)
@@ -187,58 +187,6 @@ class StreamingMean:
             total += coded * (scale * self._coded.unit / self._total)
         total += current
         return total.astype(current.dtype, copy=False)
-
-
-class _CodedMean:
-    """Sums of payloads' parameters and statistics, in units of the first's examples.
-
-    The unit keeps the sums in float32's range whatever the clients claim.
-    """
-
-    def __init__(self, first: CodedUpdate, unit: float) -> None:
-        self.unit = unit
-        self._sum = DeltaSum(first.layout)
-        layout = first.layout
-        behind = layout.stream[-1].stop if layout.stream else 0
-        self._places = {place.index: (place, 0) for place in layout.stream}
-        self._places |= {place.index: (place, behind) for place in layout.protected}
-        self._statistics: dict[int, NDArray[Any]] = {}
-        self._is_empty = True
-
-    def fits(self, update: CodedUpdate) -> bool:
-        """Return whether an update has the layout of this sum."""
-        return update.layout is self._sum.layout
-
-    def clear(self) -> None:
-        """Begin again from zero."""
-        if not self._is_empty:
-            self._sum.clear()
-        self._statistics.clear()
-        self._is_empty = True
-
-    def add(self, update: CodedUpdate, num_examples: float, gain: float) -> None:
-        if self._is_empty:
-            self.unit = num_examples
-        self._is_empty = False
-        self._sum.add(update, gain * num_examples / self.unit)
-
-    def add_statistic(
-        self, index: int, delta: NDArray[Any], num_examples: float
-    ) -> None:
-        sum_ = self._statistics.setdefault(index, np.zeros(delta.shape, wide(delta)))
-        sum_ += delta * (num_examples / self.unit)
-
-    def of(self, index: int) -> NDArray[Any] | None:
-        """Return the sum of one array's deltas, or None where there is none."""
-        if self._is_empty:
-            return None
-        if index in self._statistics:
-            return self._statistics[index]
-        if index not in self._places:
-            return None
-        place, behind = self._places[index]
-        flat = self._sum.total()[behind + place.start : behind + place.stop]
-        return flat.reshape(place.shape)
 
 
 def _first(
