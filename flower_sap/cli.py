@@ -174,7 +174,7 @@ def _report(
     if as_json:
         typer.echo(json.dumps(plain, indent=1))
         return
-    console = Console(width=None if sys.stdout.isatty() else 170)
+    console = Console(width=None if sys.stdout.isatty() else 190)
     console.print(draw(rows, chosen.task.metric, title))
     baselines = [job.data.evaluation.of(job.data.baseline.score) for job in plan.jobs]
     console.print(

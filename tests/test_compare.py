@@ -1,5 +1,6 @@
 """The comparison: its arithmetic by hand, and one small run through the command."""
 
+import dataclasses
 import json
 import math
 
@@ -14,6 +15,7 @@ from flower_sap.report.job import Point, TrialResult
 from flower_sap.report.problems import fleet_of, problem
 from flower_sap.report.table import (
     Spread,
+    draw,
     final_point,
     make_rows,
     seconds_to_target,
@@ -268,3 +270,15 @@ def test_uplinks_that_are_no_range_are_refused(tmp_path):
 
     assert result.exit_code == 2
     assert "from:to in Mbit/s" in result.output
+
+
+def test_the_table_tells_of_payloads_where_there_are_some():
+    plain = [trial(name, 0, 0.1, 0.5, 0.5, 0.5) for name in ("FedAvg", "SAP")]
+    sized = dataclasses.replace(plain[1], name="SAP 1/32", relative_error=0.25)
+
+    def headings(results):
+        table = draw(make_rows(problem("digits"), results), "accuracy", "title")
+        return [str(column.header) for column in table.columns]
+
+    assert "rel. error" not in headings(plain)
+    assert headings([*plain, sized])[-2:] == ["kB/update", "rel. error"]

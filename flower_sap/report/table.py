@@ -172,15 +172,23 @@ def draw(rows: Sequence[Row], metric: str, title: str) -> Table:
         "staleness mean/max",
         "MB up",
         "MB down",
-        "kB/update",
-        "rel. error",
         "idle",
         "of bound",
     ):
         table.add_column(heading, justify="right")
+    # Without sized messages these two would say nothing, and crowd the others.
+    is_sized = any(row.relative_error.high > 0 for row in rows)
+    if is_sized:
+        table.add_column("kB/update", justify="right")
+        table.add_column("rel. error", justify="right")
     for row in rows:
-        table.add_row(*_cells(row))
+        table.add_row(*_cells(row), *(_payload_cells(row) if is_sized else ()))
     return table
+
+
+def _payload_cells(row: Row) -> list[str]:
+    error = row.relative_error.median
+    return [f"{row.kbytes_per_update.median:.0f}", f"{error:.2f}" if error else "-"]
 
 
 def _cells(row: Row) -> list[str]:
@@ -194,8 +202,6 @@ def _cells(row: Row) -> list[str]:
         f"{row.mean_staleness.median:.1f}/{row.max_staleness}",
         f"{row.mbytes_up.median:.1f}",
         f"{row.mbytes_down.median:.1f}",
-        f"{row.kbytes_per_update.median:.0f}",
-        f"{row.relative_error.median:.2f}" if row.relative_error.median else "-",
         f"{row.idle.median:.0%}",
         f"{row.utilization.median:.0%}",
     ]
