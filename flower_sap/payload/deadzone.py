@@ -109,7 +109,7 @@ class Offset:
             if (self._seen - 1) % every:
                 continue
             part = slice(start, start + PIECE)
-            nonzero = np.flatnonzero(levels[part])
+            nonzero = np.flatnonzero(levels[part] != 0)
             share = np.abs(x[part][nonzero]) / np.float32(step)
             share -= np.abs(levels[part][nonzero])
             self.total += float(share.sum(dtype=np.float64))

@@ -157,11 +157,12 @@ def _encode_stream(
     """
     if not x.size or not x.any():
         return None
-    for mode in (fixed_rate.FLOAT32, half_mode(x)):
-        if fixed_rate.half_nbytes(x.size, mode) <= room:
-            body = fixed_rate.encode_half(x, mode)
-            error = x - fixed_rate.decode_half(body, x.size, mode)
-            return Section(STREAM, HALF, mode, body), error
+    if fixed_rate.half_nbytes(x.size) <= room:
+        is_exact = fixed_rate.half_nbytes(x.size, fixed_rate.FLOAT32) <= room
+        mode = fixed_rate.FLOAT32 if is_exact else half_mode(x)
+        body = fixed_rate.encode_half(x, mode)
+        error = x - fixed_rate.decode_half(body, x.size, mode)
+        return Section(STREAM, HALF, mode, body), error
     if has_entropy_coder:
         coded = StreamEncoder(x, layout, generator).encode(room)
         if coded is not None:

@@ -32,6 +32,7 @@ _SURELY_SPARSE = 0.02  # below, two streams were never larger
 _LOOKED_AT = 1 << 20  # levels that are coded both ways to choose
 _COUNTS = struct.Struct("<II")
 _CHUNK = 1 << 16  # values that share one table
+_FLAGS = 1 << 20
 _EFFORT = 10  # of pcodec; at its level 4 sizes grow by up to 40 %
 
 
@@ -74,7 +75,7 @@ def _is_denser(levels: Levels) -> bool:
 
 
 def _encode_sparse(levels: Levels) -> bytes:
-    positions = np.flatnonzero(levels)
+    positions = _positions(levels)
     gaps = np.empty(positions.size, np.uint32)
     gaps[0] = positions[0]
     np.subtract(positions[1:], positions[:-1], out=gaps[1:], casting="unsafe")
@@ -82,6 +83,16 @@ def _encode_sparse(levels: Levels) -> bytes:
     kept = levels[positions]
     coded = pack(gaps)
     return _COUNTS.pack(kept.size, len(coded)) + coded + pack(kept)
+
+
+def _positions(levels: Levels) -> NDArray[np.int64]:
+    """Return where levels are not 0."""
+    # numpy looks for true among flags several times faster than for non-zero integers.
+    found = [
+        np.flatnonzero(levels[start : start + _FLAGS] != 0) + start
+        for start in range(0, levels.size, _FLAGS)
+    ]
+    return np.concatenate(found)
 
 
 def decode(mode: int, data: bytes, count: int) -> Levels | SparseLevels:

@@ -89,14 +89,12 @@ def _above_noise(strengths: NDArray[np.float64], total: float, matrix: Matrix) -
 
 def useful_rank(factors: Factors, matrix: Matrix, step: float) -> int:
     """Return how many ranks bring more than the bits of their factors cost."""
-    for rank, strength in enumerate(factors.strengths.tolist()):
-        ratio = (strength / step) ** 2
-        bits = sum(
-            n / 2 * math.log2(1 + 6 * ratio / n) for n in (matrix.rows, matrix.columns)
-        )
-        if not ratio > _WORTH * bits:
-            return rank
-    return len(factors.strengths)
+    ratio = (factors.strengths / step) ** 2
+    bits = sum(
+        n / 2 * np.log2(1 + 6 * ratio / n) for n in (matrix.rows, matrix.columns)
+    )
+    # Those before the first that is not worth it.
+    return int(np.logical_and.accumulate(ratio > _WORTH * bits).sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -93,7 +93,8 @@ class StreamEncoder:
         starts = {place.start: i for i, place in enumerate(layout.stream)}
         self._where = [(starts[m.start], m) for m in layout.matrices]
         self.energy = float(self._energies.sum())
-        self._largest = float(np.abs(x).max(initial=0.0))
+        # Two passes that form nothing: the magnitudes would be a vector of their own.
+        self._largest = max(float(x.max(initial=0.0)), -float(x.min(initial=0.0)))
 
     @property
     def finest_step(self) -> float:
