@@ -401,3 +401,42 @@ def test_a_scale_that_is_not_finite_is_refused():
 
     with pytest.raises(PayloadError, match="scale of a block is not finite"):
         decoder.check(wire_format.pack(header, [spoilt, *sections[1:]]), GOOD)
+
+
+@pytest.mark.parametrize("part", [4, 64])
+def test_the_order_of_memory_makes_no_difference(part):
+    layout = layout_of([("a", (160, 120), "float32"), ("b", (7, 9), "float64")])
+    base = model(layout)
+    trained = trained_from(base, layout)
+    budget = layout.manifest.nbytes // part
+
+    plain = encoded(layout, budget, trained=trained, base=base)
+    turned = encoded(
+        layout,
+        budget,
+        trained=[np.asfortranarray(a) for a in trained],
+        base=[a[::-1].copy()[::-1] for a in base],
+    )
+
+    assert plain.data == turned.data
+    rebuilt = decoder.check(plain.data, layout).arrays(
+        [np.asfortranarray(a) for a in base]
+    )
+    for new, spec in zip(rebuilt, layout.manifest.arrays, strict=True):
+        assert (new.shape, new.dtype) == (spec.shape, spec.dtype)
+
+
+def test_complex_models_are_refused_by_name():
+    with pytest.raises(PayloadError, match="array 'z' complex64"):
+        layout_of([("z", (3,), "complex64")])
+
+
+@pytest.mark.parametrize("treatment", [{"protect": "head"}, {"local_keys": (1,)}])
+def test_patterns_that_are_no_tuple_of_texts_are_refused(treatment):
+    with pytest.raises(TypeError, match="must be a tuple of patterns"):
+        Treatment(**treatment)
+
+
+def test_another_word_for_statistics_is_refused():
+    with pytest.raises(ValueError, match="'sent' or 'local', got 'none'"):
+        Treatment(statistics="none")
