@@ -247,7 +247,7 @@ def body(step=0.1, **changes):
     ("data", "reason"),
     [
         (b"short", "begins with 13 bytes, found 5"),
-        (body(step=0.1, rank=17), "rank 17 of a matrix, expected at most 16"),
+        (body(step=0.1, rank=65), "rank 65 of a matrix, expected at most 64"),
         (body(num_factors=2**31), "factors claim"),
         (body(coarser=41), "coarser by 2.41"),
         (body(strength=0x7F80), "strength is not finite"),  # infinity

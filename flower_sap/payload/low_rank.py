@@ -22,7 +22,10 @@ from numpy.typing import NDArray
 from flower_sap.payload.deadzone import LARGEST_LEVEL, Floats, Levels, quantize
 from flower_sap.payload.layout import Matrix
 
-MOST_RANKS = 16
+MOST_RANKS = 64  # that a payload may have
+# What an encoder looks for. 32 instead of 16 take a quarter off the error of warm updates
+# in 1/16 to 1/32 of their bytes, for a tenth more time; 64 take as much again, for half.
+RANKS = 32
 _MORE = 4  # columns beyond the ranks, for accuracy
 _NOISE = 1.5  # how far above the edge of pure noise a direction must stand
 _WORTH = 0.3  # energy a rank must bring, in squared steps per bit of its factors
@@ -46,18 +49,34 @@ class Factors:
 
 
 def factorize(
-    x: Floats, matrices: Sequence[Matrix], generator: torch.Generator
+    x: Floats,
+    matrices: Sequence[Matrix],
+    generator: torch.Generator,
+    *,
+    ranks: int = RANKS,
 ) -> list[Factors]:
-    """Return the strongest directions of each matrix in the stream `x`."""
+    """Return the strongest directions of each matrix in the stream `x`.
+
+    Parameters
+    ----------
+    x : NDArray, float32, shape (n,)
+        The stream.
+    matrices : sequence of Matrix
+        Its matrices.
+    generator : torch.Generator
+        Of the random directions that the iteration begins with.
+    ranks : int
+        Most directions of a matrix, up to `MOST_RANKS`.
+    """
     flat = torch.from_numpy(x)
-    return [_factorize(flat, matrix, generator) for matrix in matrices]
+    return [_factorize(flat, matrix, generator, ranks) for matrix in matrices]
 
 
 def _factorize(
-    flat: torch.Tensor, matrix: Matrix, generator: torch.Generator
+    flat: torch.Tensor, matrix: Matrix, generator: torch.Generator, ranks: int
 ) -> Factors:
     m = flat[matrix.start : matrix.stop].view(matrix.rows, matrix.columns)
-    num_columns = min(MOST_RANKS + _MORE, matrix.rows, matrix.columns)
+    num_columns = min(ranks + _MORE, matrix.rows, matrix.columns)
     total = float(torch.dot(m.reshape(-1), m.reshape(-1)))
     if not total > 0:
         return Factors(m[:, :0], m.t()[:, :0], np.empty(0))
@@ -69,7 +88,7 @@ def _factorize(
     squares, w = torch.linalg.eigh((q.t() @ q).double())
     strengths = squares.flip(0).clamp_min(0).sqrt().numpy()
     w = w.flip(1).float()
-    rank = _above_noise(strengths, total, matrix)
+    rank = _above_noise(strengths[:ranks], total, matrix)
     strengths = strengths[:rank]
     scale = torch.from_numpy(strengths).float()
     return Factors((p @ w[:, :rank]) * scale, q @ w[:, :rank], strengths)
@@ -79,12 +98,12 @@ def _above_noise(strengths: NDArray[np.float64], total: float, matrix: Matrix) -
     """Return how many directions noise of the same energy would not have."""
     edge = (math.sqrt(matrix.rows) + math.sqrt(matrix.columns)) ** 2
     rest = total
-    for rank, strength in enumerate(strengths[:MOST_RANKS].tolist()):
+    for rank, strength in enumerate(strengths.tolist()):
         rest = max(0.0, rest - strength**2)
         noise = rest / (matrix.rows * matrix.columns)
         if not strength**2 > _NOISE * noise * edge:
             return rank
-    return min(MOST_RANKS, len(strengths))
+    return len(strengths)
 
 
 def useful_rank(factors: Factors, matrix: Matrix, step: float) -> int:
