@@ -23,8 +23,8 @@ from flower_sap.payload.deadzone import LARGEST_LEVEL, Floats, Levels, quantize
 from flower_sap.payload.layout import Matrix
 
 MOST_RANKS = 64  # that a payload may have
-# What an encoder looks for. 32 instead of 16 take a quarter off the error of warm updates
-# in 1/16 to 1/32 of their bytes, for a tenth more time; 64 take as much again, for half.
+# What an encoder looks for. 32 instead of 16 take a quarter off the error of a warm
+# update in 1/16 or 1/32 of its bytes, for a tenth more time.
 RANKS = 32
 _MORE = 4  # columns beyond the ranks, for accuracy
 _NOISE = 1.5  # how far above the edge of pure noise a direction must stand
