@@ -41,11 +41,14 @@ class Factors:
         :math:`U\Sigma` of shape (rows, r) and :math:`V\Sigma` of shape (columns, r).
     strengths : NDArray, float64, shape (r,)
         :math:`\sigma_i`, falling; only those that stand out of noise.
+    energy : float
+        Sum of squares of the whole matrix.
     """
 
     left: torch.Tensor
     right: torch.Tensor
     strengths: NDArray[np.float64]
+    energy: float
 
 
 def factorize(
@@ -79,7 +82,7 @@ def _factorize(
     num_columns = min(ranks + _MORE, matrix.rows, matrix.columns)
     total = float(torch.dot(m.reshape(-1), m.reshape(-1)))
     if not total > 0:
-        return Factors(m[:, :0], m.t()[:, :0], np.empty(0))
+        return Factors(m[:, :0], m.t()[:, :0], np.empty(0), 0.0)
     q = torch.randn(matrix.columns, num_columns, generator=generator)
     # Twice: after one iteration the error of the whole codec is 40 % larger.
     for _ in range(2):
@@ -91,7 +94,7 @@ def _factorize(
     rank = _above_noise(strengths[:ranks], total, matrix)
     strengths = strengths[:rank]
     scale = torch.from_numpy(strengths).float()
-    return Factors((p @ w[:, :rank]) * scale, q @ w[:, :rank], strengths)
+    return Factors((p @ w[:, :rank]) * scale, q @ w[:, :rank], strengths, total)
 
 
 def _above_noise(strengths: NDArray[np.float64], total: float, matrix: Matrix) -> int:
@@ -109,11 +112,16 @@ def _above_noise(strengths: NDArray[np.float64], total: float, matrix: Matrix) -
 def useful_rank(factors: Factors, matrix: Matrix, step: float) -> int:
     """Return how many ranks bring more than the bits of their factors cost."""
     ratio = (factors.strengths / step) ** 2
-    bits = sum(
-        n / 2 * np.log2(1 + 6 * ratio / n) for n in (matrix.rows, matrix.columns)
-    )
+    sides = (matrix.rows, matrix.columns)
+    bits = sum(n / 2 * np.log2(1 + 6 * ratio / n) for n in sides)
+    # Where the rest is coded finely, taking a direction out of it saves bits in
+    # proportion to the direction's share of the rest; where it is hardly coded at all,
+    # what counts is the error, at the price that the step puts on it.
+    rest = factors.energy - np.cumsum(factors.strengths**2)
+    rest = np.maximum(rest, 0) / (matrix.rows * matrix.columns * step**2)
+    price = np.maximum(_WORTH, 2 * math.log(2) * rest)
     # Those before the first that is not worth it.
-    return int(np.logical_and.accumulate(ratio > _WORTH * bits).sum())
+    return int(np.logical_and.accumulate(ratio > price * bits).sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
